@@ -6,11 +6,11 @@ import hashlib
 import os
 import shutil
 import tempfile
-import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from another_user import as_nobody
 
 from fxpool.codecache.store.base_store import BaseStore
 from fxpool.codecache.store.entry import Component, Entry, Metadata
@@ -19,7 +19,6 @@ from fxpool.errors import StoreError, UnsafeDirectoryError
 
 KEY = hashlib.sha256(b"a graph").hexdigest()
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="becomes somebody else, which only root can")
-NOBODY = 65534
 
 
 @pytest.fixture
@@ -56,29 +55,6 @@ def state_of(root: Path) -> list[tuple[str, int, int, int]]:
         (str(path), path.stat().st_mtime_ns, path.stat().st_ctime_ns, path.stat().st_mode)
         for path in (root, *root.rglob("*"))
     )
-
-
-def as_nobody(work: Callable[[], object]) -> str:
-    """What `work` gives in a child that is another user, as text; its error's if it raises."""
-    read, write = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            os.setgroups([])
-            os.setresgid(NOBODY, NOBODY, NOBODY)
-            os.setresuid(NOBODY, NOBODY, NOBODY)
-            said = f"{work()}"
-        except StoreError as error:
-            said = f"{type(error).__name__}: {error}"
-        except BaseException:
-            said = traceback.format_exc()
-        os.write(write, said.encode())
-        os._exit(0)
-    os.close(write)
-    with os.fdopen(read) as file:
-        said = file.read()
-    os.waitpid(child, 0)
-    return said
 
 
 def test_what_is_in_it_is_read_and_nothing_is_written(filled: tuple[Path, Entry]) -> None:
@@ -146,6 +122,20 @@ def test_what_a_third_user_wrote_is_not_believed(filled: tuple[Path, Entry]) -> 
     os.chown(root, 12345, 12345)
     for said in (as_nobody(lambda: BaseStore(str(root))), str(_refusal(root))):
         assert "belongs to" in said and "FXPOOL_CACHE_BASE" in said
+
+
+@AS_ROOT
+def test_what_a_trusted_owner_wrote_is_a_base_and_no_cache(
+    filled: tuple[Path, Entry], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, entry = filled
+    for path in (root, *root.rglob("*")):
+        os.chown(path, 12345, 12345)
+    _refusal(root)
+    monkeypatch.setenv("FXPOOL_TRUSTED_OWNERS", "12345")
+    assert BaseStore(str(root)).entries(KEY) == [entry] and BaseStore(str(root)).complete(entry)
+    with pytest.raises(UnsafeDirectoryError):
+        LocalStore(str(root))
 
 
 def _refusal(root: Path) -> UnsafeDirectoryError:

@@ -8,12 +8,15 @@ import os
 import resource
 import subprocess
 import sys
+import tempfile
 import threading
+import tracemalloc
 from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 import zstandard
+from another_user import as_nobody
 
 from fxpool.codecache.bundle import bundle, bundle_file
 from fxpool.codecache.bundle.authentication import Keyring
@@ -23,6 +26,7 @@ from fxpool.codecache.store.entry import FORMAT_VERSION, Entry, Metadata, decode
 from fxpool.codecache.store.store import LocalStore
 from fxpool.errors import BundleError, CorruptEntryError, NotAuthenticError, StoreError
 
+AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="gives files away, which only root can")
 KEYS = Keyring([b"k" * 32])
 SHARED = b"a library that two graphs have in common"
 GUARD = ["StrictLessThan", ["symbol", "s0", "integer", "positive"], 8]
@@ -313,6 +317,38 @@ def test_a_large_entry_is_neither_written_nor_read(store: LocalStore) -> None:
         decode_entry(b"fxpool-entry 1\n" + bytes(17 << 20))
 
 
+@pytest.mark.parametrize("limit", [3, 5, 6])
+def test_the_number_of_records_is_limited(
+    store: LocalStore, target: LocalStore, monkeypatch: pytest.MonkeyPatch, limit: int
+) -> None:
+    add(store, 1, 2)  # two entries and three blobs
+    data = bytes_of(store)
+    monkeypatch.setattr(bundle_file, "_MAX_RECORDS", limit)
+    if limit < 5:
+        with pytest.raises(BundleError, match="more records than any bundle"):
+            bundle.restore_bytes(data, "b", target)
+        assert nothing_in(target)
+    else:
+        assert bundle.restore_bytes(data, "b", target).entries == 2
+
+
+def test_an_import_has_at_most_one_record_in_memory(store: LocalStore, target: LocalStore, tmp_path: Path) -> None:
+    size, path = 8 << 20, tmp_path / "b.fxb"
+    blobs = {f"part {number}": bytes([number]) * size for number in range(5)}
+    store.publish(Entry(key=hashlib.sha256(b"large").hexdigest()), blobs)
+    del blobs
+    bundle.export(str(path), store, entries_of(store), keyring=KEYS)
+    tracemalloc.start()
+    try:
+        with bundle.open_trusted(str(path)) as file:
+            contents = bundle_file.verify(file, "b", KEYS)
+            assert bundle.restore(file, contents, target).blobs == 5
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert size < peak < 2 * size
+
+
 def test_the_seal_of_another_bundle(store: LocalStore, target: LocalStore) -> None:
     add(store, 1)
     add(target, 2)
@@ -342,6 +378,35 @@ def test_a_file_that_others_could_have_written(store: LocalStore, tmp_path: Path
     for allowed in (bundle.open_trusted(str(path), trust=True), bundle.open_trusted(str(path), keyring=KEYS)):
         with allowed as file:
             bundle_file.verify(file, "b", KEYS)
+
+
+@AS_ROOT
+def test_a_file_of_another_user(store: LocalStore, tmp_path: Path) -> None:
+    path = tmp_path / "b.fxb"
+    bundle.export(str(path), store, entries_of(store), keyring=KEYS)
+    os.chown(path, 12345, 12345)
+    with pytest.raises(BundleError, match="other users could have written"), bundle.open_trusted(str(path)):
+        pass
+    for allowed in (bundle.open_trusted(str(path), trust=True), bundle.open_trusted(str(path), keyring=KEYS)):
+        with allowed as file:
+            bundle_file.verify(file, "b", KEYS)
+
+
+@AS_ROOT
+def test_a_file_of_root_s_is_everybody_s(store: LocalStore) -> None:
+    def read() -> bytes:
+        with bundle.open_trusted(str(path)) as file:
+            return file.read(13)
+
+    # Not pytest's own place, which is closed to others.
+    with tempfile.TemporaryDirectory(prefix="fxpb-", dir="/tmp") as place:
+        os.chmod(place, 0o755)
+        path = Path(place) / "b.fxb"
+        bundle.export(str(path), store, entries_of(store))
+        path.chmod(0o644)
+        assert as_nobody(read) == "b'fxpool-bundle'"
+        os.chown(path, 12345, 12345)
+        assert as_nobody(read).startswith("BundleError")
 
 
 def test_what_is_no_file(tmp_path: Path) -> None:

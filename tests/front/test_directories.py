@@ -7,6 +7,8 @@ import os
 import pwd
 import shutil
 import struct
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -202,4 +204,26 @@ def test_users_outside_the_namespace_are_trusted_like_root(above: Path, monkeypa
     monkeypatch.setattr(directories, "_outside", lambda: OTHER)
     assert directories.danger_above(str(above / "inner" / "cache")) is None
     _given(above / "inner", 0o777, owner=OTHER)
+    assert directories.danger_above(str(above / "inner" / "cache")) is not None
+
+
+@AS_ROOT
+@pytest.mark.parametrize("mode", [0o755, 0o777])
+def test_so_it_is_in_a_real_namespace(above: Path, mode: int) -> None:
+    program = "import sys; from fxpool import directories; print(directories.danger_above(sys.argv[1]) is None)"
+    command = [sys.executable, "-c", program, str(above / "inner" / "cache")]
+    unshared = ["unshare", "--user", "--map-root-user"]
+    if shutil.which("unshare") is None or subprocess.run([*unshared, "true"], capture_output=True).returncode:
+        pytest.skip("no user namespace can be made here")
+    _given(above / "inner", mode, owner=OTHER)
+    said = [
+        subprocess.run(one, capture_output=True, text=True, check=True).stdout for one in (command, unshared + command)
+    ]
+    assert said == ["False\n", f"{mode == 0o755}\n"]
+
+
+@AS_ROOT
+def test_nobody_is_another_user_where_nobody_is_outside(above: Path) -> None:
+    """Its uid stands for users outside, except where it is a user's."""
+    _given(above / "inner", owner=65534)
     assert directories.danger_above(str(above / "inner" / "cache")) is not None

@@ -21,10 +21,10 @@ import psutil
 import pytest
 from pool_place import HERE, Place, until
 
-from fxpool.errors import JobCancelledError
+from fxpool.errors import JobCancelledError, ProtocolError
 from fxpool.installed import PACKAGES, Package
 from fxpool.pool import JobSpec, PoolClient, PoolConfig
-from fxpool.pool.client import ending, hosts, identity
+from fxpool.pool.client import ending, hosts, identity, pausing
 from fxpool.pool.host import runtime_dir
 
 Make = Callable[..., PoolClient]
@@ -535,6 +535,50 @@ def test_one_that_can_t_be_found_is_not_said_to_be_ended(place: Place) -> None:
     os.close(held)
     shutil.rmtree(directory)
     link(place).unlink()
+
+
+OF_ANOTHER_USER = """
+import os, socket, sys
+os.setgroups([])
+os.setresgid(65534, 65534, 65534)
+os.setresuid(65534, 65534, 65534)
+with socket.socket(socket.AF_UNIX) as listener:
+    listener.bind(sys.argv[1])
+    listener.listen()
+    print("listens", flush=True)
+    while True:
+        connection, _ = listener.accept()
+        with connection:
+            print(connection.recv(4096), flush=True)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user, which only root can")
+def test_a_server_of_another_user_is_told_nothing(join: Make, place: Place) -> None:
+    """By no client: neither by those that submit jobs nor by those that only ask."""
+    directory = place.runtime / "pool-theirs"
+    directory.mkdir()
+    opened = {place.runtime.parent: 0o711, place.runtime: 0o711, directory: 0o777}
+    for path, mode in opened.items():
+        path.chmod(mode)
+    command = [sys.executable, "-c", OF_ANOTHER_USER, str(directory / "socket")]
+    theirs = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert theirs.stdout is not None and theirs.stdout.readline() == "listens\n"
+        for path in opened:
+            path.chmod(0o700)
+        link(place).symlink_to(f"{directory.name}/socket")
+        lock = runtime_dir.hold(directory)
+        assert hosts.status(link(place)) == {"state": "gone"} and not hosts.stop(link(place))
+        with pytest.raises(ProtocolError, match="the peer runs as user 65534"):
+            hosts.Visit(link(place))
+        pausing.pause(place.runtime, 60.0, 5.0).end()
+        os.close(lock)
+        assert pid_of(join()) not in (theirs.pid, os.getpid())
+    finally:
+        theirs.kill()
+        said, _ = theirs.communicate()
+    assert len(said.splitlines()) >= 5 and set(said.splitlines()) == {"b''"}
 
 
 def test_who_joined_a_server_knows_that_it_was_there(join: Make) -> None:
