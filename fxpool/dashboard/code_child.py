@@ -51,8 +51,8 @@ async def generated_code(root: str, key: str, name: str) -> dict[str, Any]:
 
 def main(arguments: list[str]) -> int:
     # Here: torch takes seconds to import, and the page's own process never does.
+    from fxpool.codecache.store.base_store import BaseStore
     from fxpool.codecache.store.listing import load
-    from fxpool.codecache.store.store import LocalStore
     from fxpool.errors import FxpoolError
     from fxpool.lowering.artifact.entry_parts import generated_code as code_of
 
@@ -62,7 +62,7 @@ def main(arguments: list[str]) -> int:
         if entry is None:
             print("the entry was removed or cannot be read", file=sys.stderr)
             return 1
-        code = code_of(entry, LocalStore(root))
+        code = code_of(entry, BaseStore(root))  # which does not set damaged files aside: a page changes nothing
     except FxpoolError as error:
         print(error.message, file=sys.stderr)
         return 1
