@@ -58,11 +58,12 @@ def place() -> Iterator[Place]:
 
 
 @contextlib.contextmanager
-def dashboard(place: Place, *arguments: str) -> Iterator[str]:
-    """`fxpool dashboard --no-open`; gives its address, and sees that Ctrl-C ends it with status 0."""
+def dashboard(place: Place, *arguments: str, browser: str = "") -> Iterator[str]:
+    """`fxpool dashboard`; gives its address, and sees that Ctrl-C ends it with status 0. Opens only `browser`."""
+    options = arguments if browser else ("--no-open", *arguments)
     child = subprocess.Popen(
-        [sys.executable, "-m", "fxpool", "dashboard", "--no-open", *arguments],
-        env=place.environment,
+        [sys.executable, "-m", "fxpool", "dashboard", *options],
+        env={**place.environment, "BROWSER": browser},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

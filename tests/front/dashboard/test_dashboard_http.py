@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import http.client
 import json
 import socket
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from dashboard_place import EVIL, Place, ask, dashboard, fill, place, pool
 
 from fxpool.codecache.store.entry import Entry
+from fxpool.codecache.store.store import LocalStore
+from fxpool.dashboard.web import _PATIENCE
 from fxpool.pool import JobSpec
 
 
@@ -109,6 +114,54 @@ def test_under_another_name_there_is_nothing(address: str, host: str) -> None:
     assert ask(address, b"GET / HTTP/1.0\r\n\r\n").startswith(b"HTTP/1.1 403")
 
 
+def test_each_start_has_another_secret(here: Place, address: str) -> None:
+    with dashboard(here) as other:
+        assert get(other)[0] == 200
+        assert get(other, parts(address)[1])[0] == get(address, parts(other)[1])[0] == 403
+
+
+def test_a_browser_gets_the_address_unless_there_is_to_be_none(here: Place, tmp_path: Path) -> None:
+    browser, opened = tmp_path / "browser", tmp_path / "opened"
+    browser.write_text(f'#!/bin/sh\nprintf "$1" >> {opened}\n')
+    browser.chmod(0o700)
+    with dashboard(here, browser=str(browser)) as address:
+        pass
+    assert opened.read_text() == address
+    with dashboard(here, "--no-open", browser=str(browser)):
+        pass
+    assert opened.read_text() == address
+
+
+def test_no_other_machine_can_connect(address: str) -> None:
+    """A server that listens on all addresses has this one as well."""
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.2", parts(address)[0]))
+
+
+def test_a_look_changes_nothing(here: Place, address: str) -> None:
+    """Not even a damaged blob, which other readers set aside."""
+
+    def state() -> list[tuple[str, int, int]]:
+        found = [(path, path.lstat()) for path in (here.base, *here.base.rglob("*"))]
+        return sorted((str(path), status.st_mtime_ns, status.st_ctime_ns) for path, status in found)
+
+    store = LocalStore(str(here.store))
+    key = hashlib.sha256(b"damaged").hexdigest()
+    entry = store.publish(Entry(key=key, content={"level": "aot"}), {"result": b"some code"})
+    Path(store.root, entry.blobs["result"].relative_path()).write_bytes(b"other one")
+    try:
+        told(address, lambda message: message["store"]["entries"] == 5)
+        before = state()
+        for path in ("", f"entry/{key}/{entry.name}", "entry/a/b"):
+            get(address, path)
+        said = json.loads(get(address, f"code/{key}/{entry.name}")[2])
+        assert "is missing or damaged" in said["error"]
+        assert state() == before
+    finally:
+        store.remove(key)
+        told(address, lambda message: message["store"]["entries"] == 4)
+
+
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH", "TRACE"])
 def test_everything_is_only_read(address: str, method: str) -> None:
     status, headers, _ = get(address, method=method)
@@ -163,13 +216,20 @@ def test_slow_clients_keep_nobody_waiting(address: str) -> None:
             sock.close()
 
 
-def test_silent_connections_give_way_to_requests(address: str) -> None:
+@pytest.mark.parametrize("said", [b"", b"GET / HTTP/1.1\r\nHost: "])
+def test_connections_without_a_request_give_way(address: str, said: bytes) -> None:
     """Any user of the machine can connect, without the secret."""
     port, _ = parts(address)
     silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(200)]
     try:
+        for one in silent:
+            with contextlib.suppress(ConnectionError):  # it gave way
+                one.sendall(said)
         for _ in range(5):
             assert get(address)[0] == 200
+        silent[0].settimeout(_PATIENCE / 2)
+        with contextlib.suppress(ConnectionResetError):
+            assert silent[0].recv(1) == b"", "closed before its time"
     finally:
         for one in silent:
             one.close()

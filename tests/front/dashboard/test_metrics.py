@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import socket
 import subprocess
 import sys
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from typing import Any
@@ -102,8 +104,11 @@ def test_the_command_serves_until_it_is_stopped(here: Place) -> None:
     )
     try:
         assert child.stdout is not None
-        status, text = get(child.stdout.readline().strip())
+        address = child.stdout.readline().strip()
+        status, text = get(address)
         assert status == 200 and b"fxpool_store_up" in text
+        with pytest.raises(ConnectionRefusedError):  # what listens on all addresses has this one as well
+            socket.create_connection(("127.0.0.2", urllib.parse.urlsplit(address).port or 0))
         child.send_signal(signal.SIGTERM)
         assert child.wait(20) == 0
     finally:
