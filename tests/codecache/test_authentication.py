@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hmac
+import os
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -50,6 +53,30 @@ def test_keys_are_rotated_one_after_another() -> None:
         new.open("n", old.seal("n", b"x"))
 
 
+def test_macs_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No time can be asserted, so the function that takes the same time for all bytes is watched instead."""
+    compared: list[tuple[Any, Any, bool]] = []
+    compare = hmac.compare_digest
+
+    def watched(one: Any, other: Any) -> bool:
+        compared.append((one, other, compare(one, other)))
+        return compared[-1][2]
+
+    monkeypatch.setattr(hmac, "compare_digest", watched)
+    ring = Keyring([TWO, ONE])
+    sealed = Keyring([ONE]).seal("name", b"data")
+    assert ring.open("name", sealed) == b"data"
+    assert [equal for *_, equal in compared] == [False, True, True]
+    for end in (1, 32):
+        wrong = bytearray(sealed)
+        wrong[OVERHEAD - end] ^= 1
+        compared.clear()
+        with pytest.raises(NotAuthenticError, match="its MAC is wrong"):
+            ring.open("name", bytes(wrong))
+        mac, made, equal = compared[-1]
+        assert (len(mac), len(made), equal) == (32, 32, False)
+
+
 def test_name_and_data_can_not_trade_places() -> None:
     ring = Keyring([ONE])
     with pytest.raises(NotAuthenticError):
@@ -80,6 +107,14 @@ def test_key_files_that_are_refused(tmp_path: Path) -> None:
     link.symlink_to(key_file(tmp_path / "real", key))
     with pytest.raises(ConfigurationError):
         Keyring.load(link)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives files away, which only root can")
+def test_a_key_file_of_another_user_is_refused(tmp_path: Path) -> None:
+    path = key_file(tmp_path / "keys", new_key())
+    os.chown(path, 12345, 12345)
+    with pytest.raises(ConfigurationError, match="cannot be trusted"):
+        Keyring.load(path)
 
 
 def test_no_key_no_ring() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import logging
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -394,6 +395,53 @@ def test_a_bucket_that_does_not_exist(servers: dict[str, str], levels: Callable[
     assert counted() == {"error:answer": 1, "left_alone": 1}
     with pytest.raises(RemoteError, match="answer"):
         connect(DELAY).put("name", b"value", Deadline(DELAY), replace=False)
+
+
+def test_the_key_is_in_no_value_name_or_log(
+    servers: dict[str, str], levels: Callable[..., RemoteLevel], store: LocalStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    import redis
+
+    server = redis.Redis.from_url(servers["redis"])
+    server.flushall()
+    connect = functools.partial(addresses.connect, servers["redis"])
+    secret, other = os.urandom(KEY_BYTES), os.urandom(KEY_BYTES)
+    with caplog.at_level(logging.DEBUG):
+        entry = uploaded(levels(connect, Keyring([secret])), store, published(store))
+        assert levels(connect, Keyring([secret])).find([KEY], any_fits) is not None
+        assert levels(connect, Keyring([other])).find([KEY], any_fits) is None
+        server.set(values.entry_name(KEY, entry.name), b"damaged")
+        assert levels(connect, Keyring([secret])).find([KEY], any_fits) is None
+    assert "ignoring a value of the remote cache" in caplog.text
+    names = [name for name in server.scan_iter() if server.type(name) == b"string"]
+    assert len(names) == 4
+    everything = b"\n".join([*server.keys(), *map(server.get, names), caplog.text.encode()])
+    server.close()
+    for key in (secret, other):
+        for form in (key, key.hex().encode(), key.hex().upper().encode(), repr(key)[2:-1].encode()):
+            assert form not in everything
+
+
+def test_a_server_that_grants_only_the_documented_rights_is_used(
+    servers: dict[str, str], levels: Callable[..., RemoteLevel], store: LocalStore
+) -> None:
+    import redis
+
+    server = redis.Redis.from_url(servers["redis"])
+    server.flushall()
+    rights = ["+getrange", "+srandmember"]
+    for name, more in (("reader", []), ("writer", ["+set", "+sadd"])):
+        server.acl_setuser(name, enabled=True, reset=True, passwords=["+secret"], keys=["fxpool/*"],
+                           commands=[*rights, *more])  # fmt: skip
+    server.close()
+
+    def level_of(name: str) -> RemoteLevel:
+        address = servers["redis"].replace("unix://", f"unix://{name}:secret@")
+        return levels(functools.partial(addresses.connect, address))
+
+    entry = uploaded(level_of("writer"), store, published(store))
+    assert (found := level_of("reader").find([KEY], any_fits)) is not None and found.entry == entry
+    assert counted() == {"writes": 1, "hits": 1}
 
 
 @pytest.mark.parametrize(

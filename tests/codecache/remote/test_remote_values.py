@@ -48,11 +48,7 @@ def test_content_that_is_larger_than_it_may_be_is_refused() -> None:
             values.unpack(RING, "name", values.pack(RING, "name", content), 100)
 
 
-def _sealed(body: bytes) -> bytes:
-    return RING.seal("name", body)
-
-
-@pytest.mark.parametrize(
+NONSENSE = pytest.mark.parametrize(
     "body",
     [
         b"",
@@ -64,6 +60,18 @@ def _sealed(body: bytes) -> bytes:
         b"\1" + zstandard.ZstdCompressor().compress(b"x" * 50)[:-3],
     ],
 )
+
+
+@NONSENSE
 def test_nonsense_from_who_has_the_key_is_an_error_and_takes_no_memory(body: bytes) -> None:
     with pytest.raises(CorruptEntryError):
-        values.unpack(RING, "name", _sealed(body), 100)
+        values.unpack(RING, "name", RING.seal("name", body), 100)
+
+
+@NONSENSE
+def test_of_a_value_by_another_key_only_the_mac_is_looked_at(body: bytes) -> None:
+    """Anything that is done with its content before would say that it is corrupt."""
+    other = Keyring([b"o" * KEY_BYTES])
+    for sealed in (other.seal("name", body), RING.seal("another name", body), body):
+        with pytest.raises(NotAuthenticError):
+            values.unpack(RING, "name", sealed, 100)
