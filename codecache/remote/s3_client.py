@@ -24,6 +24,8 @@ __all__ = ["S3Client"]
 # Bytes of a name in an index, at most, and names in an index.
 _NAME = 256
 _MOST_NAMES = 64
+# Bytes of a body that are received before they are counted.
+_PIECE = 1 << 20
 # The process whose threads obstore's are.
 _used_by: int | None = None
 
@@ -69,7 +71,13 @@ class S3Client:
             answer = obstore.get(self._store, name)
             if answer.meta["size"] > most:
                 raise RemoteError("too_large", name)
-            return bytes(answer.bytes())
+            pieces, size = [], 0
+            for piece in answer.stream(min_chunk_size=_PIECE):  # in chunks, the body may be longer than it says
+                pieces.append(bytes(piece))
+                size += len(piece)
+                if size > most:
+                    raise RemoteError("too_large", name)
+            return b"".join(pieces)
 
         return self._call(deadline, read)
 
