@@ -14,7 +14,7 @@ NOBODY = 65534
 
 
 def as_nobody(work: Callable[[], object]) -> str:
-    """What `work` gives in a child that is another user, as text; its error's if it raises."""
+    """Return the result of `work` in a child that is another user, as text; the error's text if it raises."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:

@@ -58,8 +58,8 @@ def test_macs_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> 
     compared: list[tuple[Any, Any, bool]] = []
     compare = hmac.compare_digest
 
-    def watched(one: Any, other: Any) -> bool:
-        compared.append((one, other, compare(one, other)))
+    def watched(left: Any, right: Any) -> bool:
+        compared.append((left, right, compare(left, right)))
         return compared[-1][2]
 
     monkeypatch.setattr(hmac, "compare_digest", watched)

@@ -228,15 +228,15 @@ def test_a_value_that_was_cut_is_a_miss(
     client.close()
 
 
-@pytest.mark.parametrize("what", ["entry", "blob"])
+@pytest.mark.parametrize("kind", ["entry", "blob"])
 def test_a_value_that_is_too_large_is_not_read(
-    what: str, connect: Connect, levels: Callable[..., RemoteLevel], store: LocalStore
+    kind: str, connect: Connect, levels: Callable[..., RemoteLevel], store: LocalStore
 ) -> None:
     level = levels(connect)
     entry = uploaded(level, store, published(store))
-    name = values.entry_name(KEY, entry.name) if what == "entry" else values.blob_name(entry.blobs["empty"])
+    name = values.entry_name(KEY, entry.name) if kind == "entry" else values.blob_name(entry.blobs["empty"])
     client = connect(DELAY)
-    client.put(name, b"x" * ((16 << 20) + 200 if what == "entry" else 200), Deadline(DELAY), replace=True)
+    client.put(name, b"x" * ((16 << 20) + 200 if kind == "entry" else 200), Deadline(DELAY), replace=True)
     assert level.find([KEY], any_fits) is None
     assert counted()["error:too_large"] == 1
     with pytest.raises(RemoteError, match="too_large"):

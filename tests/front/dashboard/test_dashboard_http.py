@@ -22,19 +22,19 @@ from fxpool.pool import JobSpec
 
 
 @pytest.fixture(scope="module")
-def here() -> Iterator[Place]:
+def directories() -> Iterator[Place]:
     with place() as made:
         yield made
 
 
 @pytest.fixture(scope="module")
-def entries(here: Place) -> list[Entry]:
-    return [*fill(here, 3), *fill(here, 1, first=100, label=EVIL)]
+def entries(directories: Place) -> list[Entry]:
+    return [*fill(directories, 3), *fill(directories, 1, first=100, label=EVIL)]
 
 
 @pytest.fixture(scope="module")
-def address(here: Place, entries: list[Entry]) -> Iterator[str]:
-    with dashboard(here) as found:
+def address(directories: Place, entries: list[Entry]) -> Iterator[str]:
+    with dashboard(directories) as found:
         yield found
 
 
@@ -114,20 +114,20 @@ def test_under_another_name_there_is_nothing(address: str, host: str) -> None:
     assert ask(address, b"GET / HTTP/1.0\r\n\r\n").startswith(b"HTTP/1.1 403")
 
 
-def test_each_start_has_another_secret(here: Place, address: str) -> None:
-    with dashboard(here) as other:
+def test_each_start_has_another_secret(directories: Place, address: str) -> None:
+    with dashboard(directories) as other:
         assert get(other)[0] == 200
         assert get(other, parts(address)[1])[0] == get(address, parts(other)[1])[0] == 403
 
 
-def test_a_browser_gets_the_address_unless_there_is_to_be_none(here: Place, tmp_path: Path) -> None:
+def test_a_browser_gets_the_address_unless_there_is_to_be_none(directories: Place, tmp_path: Path) -> None:
     browser, opened = tmp_path / "browser", tmp_path / "opened"
     browser.write_text(f'#!/bin/sh\nprintf "$1" >> {opened}\n')
     browser.chmod(0o700)
-    with dashboard(here, browser=str(browser)) as address:
+    with dashboard(directories, browser=str(browser)) as address:
         pass
     assert opened.read_text() == address
-    with dashboard(here, "--no-open", browser=str(browser)):
+    with dashboard(directories, "--no-open", browser=str(browser)):
         pass
     assert opened.read_text() == address
 
@@ -138,14 +138,14 @@ def test_no_other_machine_can_connect(address: str) -> None:
         socket.create_connection(("127.0.0.2", parts(address)[0]))
 
 
-def test_a_look_changes_nothing(here: Place, address: str) -> None:
+def test_a_look_changes_nothing(directories: Place, address: str) -> None:
     """Not even a damaged blob, which other readers set aside."""
 
     def state() -> list[tuple[str, int, int]]:
-        found = [(path, path.lstat()) for path in (here.base, *here.base.rglob("*"))]
+        found = [(path, path.lstat()) for path in (directories.base, *directories.base.rglob("*"))]
         return sorted((str(path), status.st_mtime_ns, status.st_ctime_ns) for path, status in found)
 
-    store = LocalStore(str(here.store))
+    store = LocalStore(str(directories.store))
     key = hashlib.sha256(b"damaged").hexdigest()
     entry = store.publish(Entry(key=key, content={"level": "aot"}), {"result": b"some code"})
     Path(store.root, entry.blobs["result"].relative_path()).write_bytes(b"other one")
@@ -256,10 +256,10 @@ def test_an_entry_in_detail(address: str, entries: list[Entry]) -> None:
     assert json.loads(get(address, f"entry/{evil.key}/{evil.name}")[2])["label"] == f"{EVIL} 100"
 
 
-def test_jobs_pass_by_and_a_server_is_replaced(here: Place, address: str) -> None:
+def test_jobs_pass_by_and_a_server_is_replaced(directories: Place, address: str) -> None:
     names = set()
     for number in range(2):
-        with pool(here) as client:
+        with pool(directories) as client:
             client.submit("pool_jobs:echo", b"", JobSpec(label=f"echo {number}")).result()
             pid = client.status()["server_pid"]
 

@@ -107,7 +107,7 @@ def test_the_command_serves_until_it_is_stopped(here: Place) -> None:
         address = child.stdout.readline().strip()
         status, text = get(address)
         assert status == 200 and b"fxpool_store_up" in text
-        with pytest.raises(ConnectionRefusedError):  # what listens on all addresses has this one as well
+        with pytest.raises(ConnectionRefusedError):  # a server on all addresses has this one
             socket.create_connection(("127.0.0.2", urllib.parse.urlsplit(address).port or 0))
         child.send_signal(signal.SIGTERM)
         assert child.wait(20) == 0
