@@ -104,6 +104,31 @@ def test_a_runtime_directory_that_may_not_be_used(how: str, tmp_path: Path) -> N
     assert stats["compiles"] == {"worker": 0, "in_process": 2}
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("setting", "name"), [("CACHE_DIR", "cache_directory"), ("CACHE_BASE", "cache_base")])
+def test_a_cache_that_others_can_write_to(setting: str, name: str, tmp_path: Path) -> None:
+    place = tmp_path / "open"
+    place.mkdir()
+    place.chmod(0o777)
+    said, stats = run(FXPOOL_POOL="off", **{f"FXPOOL_{setting}": str(place)})
+    assert str(place) in said and "0777" in said and f"chmod go-w {place}" in said
+    assert set(stats["switched_off"]) == {f"{name}_refused"}
+    assert stats["compiles"] == {"worker": 0, "in_process": 2}
+    assert list(place.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_a_key_file_that_others_can_read(tmp_path: Path) -> None:
+    place = tmp_path / "key"
+    place.write_text("ab" * 32)
+    place.chmod(0o644)
+    remote = {"FXPOOL_REMOTE_CACHE": "redis://127.0.0.1:1/0", "FXPOOL_REMOTE_KEY_FILE": str(place)}
+    said, stats = run(FXPOOL_POOL="off", **remote)
+    assert "without the remote cache" in said and f"chmod 600 {place}" in said and "abab" not in said
+    assert set(stats["switched_off"]) == {"remote_refused"}
+    assert stats["compiles"] == {"worker": 0, "in_process": 2}
+
+
 KEPT = """
 import json, torch, fxpool
 compiled = torch.compile(lambda x: x.sin() * 3, backend="fxpool")
