@@ -44,13 +44,20 @@ def test_generated_code_is_shown_and_tracebacks_find_it(shared_pool: Path, cache
 @pytest.mark.slow
 def test_logs_and_traces_of_a_hit_hold_what_stock_writes(shared_pool: Path, cache: Path, tmp_path: Path) -> None:
     # A trace asks for provenance, which is compiled in: both runs write one.
-    environment = {"TORCH_LOGS": "output_code", "TORCH_TRACE": str(tmp_path / "cold")}
+    environment = {
+        "TORCH_LOGS": "output_code",
+        "TORCH_TRACE": str(tmp_path / "cold"),
+        "TRITON_OF_THE_PROGRAM": "planted",
+    }
     assert "hits 0 misses 1" in run_python(["-c", PROGRAM], **environment)
     environment |= {"TORCH_LOGS_OUT": str(tmp_path / "log"), "TORCH_TRACE": str(tmp_path / "trace")}
+    environment["TRITON_OF_THE_PROGRAM"] = "of the hit"
     assert "hits 1 misses 0" in run_python(["-c", PROGRAM], **environment)
     log = (tmp_path / "log").read_text()
     assert "Output code:" in log and "extern_kernels.mm(" in log
     names = set()
+    traced = {name: "".join(file.read_text() for file in (tmp_path / name).iterdir()) for name in ("cold", "trace")}
+    assert "planted" in traced["cold"] and "of the hit" in traced["trace"] and "planted" not in traced["trace"]
     for file in (tmp_path / "trace").iterdir():
         for line in file.read_text().splitlines():
             if "{" in line and not line.startswith("\t"):

@@ -14,6 +14,7 @@ from click.testing import CliRunner, Result
 from compiling import compiled
 
 import fxpool
+from fxpool.codecache.bundle import bundle
 from fxpool.codecache.store.entry import Entry
 from fxpool.codecache.store.store import LocalStore
 from fxpool.commands.main import main
@@ -72,6 +73,19 @@ def test_equal_after_it_was_compiled_again(kept: LocalStore) -> None:
     assert sorted((one.key, one.entry) for one in kept.scan() if one.entry is not None) == before
     compiled(sines, torch.randn(4, 8), dynamic=True)
     assert fxpool.stats()["hits"] == 1, "an entry with its request is served as any other"
+
+
+@pytest.mark.slow
+def test_a_bundle_includes_the_request_and_it_the_environment(
+    kept: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRITON_OF_THE_PROGRAM", "planted")
+    compiled(sines, torch.randn(4, 8))
+    other = LocalStore(str(tmp_path / "other"))
+    bundle.restore_bytes(bundle.entry_as_bundle(entry_of(kept, "sines"), kept), "b", other)
+    entry = entry_of(other, "sines")
+    holding = [role for role, ref in entry.blobs.items() if b"planted" in (other.read_blob(ref) or b"")]
+    assert holding == [REQUEST]
 
 
 @pytest.mark.slow
