@@ -279,6 +279,30 @@ def test_an_index_of_nonsense_leads_to_nothing(
     server.close()
 
 
+def test_three_values_that_do_not_verify_end_the_use(
+    connect: Connect, levels: Callable[..., RemoteLevel], store: LocalStore
+) -> None:
+    keys = [hashlib.sha256(bytes([number])).hexdigest() for number in range(4)]
+    level, others = levels(connect), levels(connect, OTHER_RING)
+    for key in keys:
+        uploaded(others, store, published(store, key, blobs={}))
+    states = [(level.find([key], any_fits), level.state)[1] for key in keys]
+    assert states == ["closed", "closed", "open", "open"]
+    assert counted() == {"writes": 4, "misses": 3, "error:not_authentic": 3, "left_alone": 1, "not_asked": 1}
+
+
+def test_at_most_64_entries_of_a_key_are_read(servers: dict[str, str], levels: Callable[..., RemoteLevel]) -> None:
+    import redis
+
+    server = redis.Redis.from_url(servers["redis"])
+    server.flushall()
+    server.sadd(values.entry_index(KEY), *(hashlib.sha256(bytes([number])).hexdigest() for number in range(100)))
+    server.config_resetstat()
+    assert levels(functools.partial(addresses.connect, servers["redis"])).find([KEY], any_fits) is None
+    assert server.info("commandstats")["cmdstat_getrange"]["calls"] == 64
+    server.close()
+
+
 def test_a_server_that_refuses_writes_is_read(
     servers: dict[str, str], levels: Callable[..., RemoteLevel], store: LocalStore, caplog: pytest.LogCaptureFixture
 ) -> None:
