@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 import zstandard
 from processes import run_python
+from remote_servers import redis_server
 
+from fxpool.codecache.store.entry import Entry, encode_entry
 from fxpool.codecache.store.store import LocalStore
 
 SECRETS = {
@@ -17,8 +22,8 @@ SECRETS = {
     "CCACHE_REMOTE_STORAGE": "redis://user:planted-4@host",
     "TORCH_OF_THE_PROGRAM": "planted-5 'in quotes'",
     "INDUCTOR_OF_THE_PROGRAM": "planted-6\non two lines",
-    "FXPOOL_REMOTE_CACHE": "redis://user:planted-7@127.0.0.1:1/0",
 }
+PASSWORD = "planted-7"
 PROGRAM = """
 import torch, fxpool
 class Net(torch.nn.Module):
@@ -34,21 +39,48 @@ shapes(torch.randn(5, 7))
 OPTIONS = %r
 if OPTIONS:
     torch.compile(lambda x: x.sin() @ x.t() + 1, backend="fxpool", options=OPTIONS)(torch.randn(6, 6))
-assert not fxpool.stats()["compiles"]["in_process"], fxpool.stats()
+fxpool.wait()
+assert not fxpool.stats()["compiles"]["in_process"] and fxpool.stats()["remote"]["writes"], fxpool.stats()
+import glob, os, shutil
+(log,) = glob.glob(os.environ["FXPOOL_RUNTIME_DIR"] + "/pool-*/server.log")
+shutil.copy(log, os.environ["FXPOOL_RUNTIME_DIR"])
 fxpool.close()
 """
 ALL = pytest.param({"cpp_wrapper": True}, id="built from one source each")
+
+
+@pytest.fixture
+def remote() -> Iterator[str]:
+    """The address of a Redis, with its password."""
+    with tempfile.TemporaryDirectory() as directory, redis_server(Path(directory), "--requirepass", PASSWORD) as url:
+        yield url.replace("unix://", f"unix://:{PASSWORD}@")
+
+
+def values_of(remote: str) -> list[bytes]:
+    """Take all names and values out of the remote."""
+    import redis
+
+    server = redis.Redis.from_url(remote)
+    try:
+        names: list[bytes] = list(server.scan_iter())
+        found = [server.get(name) for name in names if server.type(name) == b"string"]
+        assert len(found) >= 6 and server.flushall()
+        return [*names, *found]
+    finally:
+        server.close()
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [pytest.param({}, id="kernels"), ALL])
 def test_two_compiles_give_the_same_bytes_without_anything_of_the_process(
-    tmp_path: Path, options: dict[str, bool]
+    tmp_path: Path, options: dict[str, bool], remote: str
 ) -> None:
-    names = []
+    names, entries = [], []
     key = tmp_path / "key"
     run_python(["-m", "fxpool", "cache", "key", str(key)])
+    digits = key.read_text().strip()
+    keys = (digits.encode(), bytes.fromhex(digits))
     for number in (1, 22):
         place = tmp_path / f"of-process-{number}"
         for part in ("temporary", "runtime"):
@@ -57,6 +89,7 @@ def test_two_compiles_give_the_same_bytes_without_anything_of_the_process(
             **SECRETS,
             "FXPOOL_CACHE_DIR": str(place / "cache"),
             "FXPOOL_RUNTIME_DIR": str(place / "runtime"),
+            "FXPOOL_REMOTE_CACHE": remote,
             "FXPOOL_REMOTE_KEY_FILE": str(key),
             "FXPOOL_TRACE": str(place / "trace.json"),
             "FXPOOL_IDLE_TIMEOUT": "1",
@@ -74,19 +107,30 @@ def test_two_compiles_give_the_same_bytes_without_anything_of_the_process(
             and path.parts[len(place.parts)] not in ("torch", "temporary")
         ]
         for path in written:
-            content = _readable(path)
-            found = [secret for secret in (b"planted-", b"of-process-") if secret in content]
+            content = _readable(path.read_bytes())
+            found = [secret for secret in (b"planted-", b"of-process-", *keys) if secret in content]
             if path.parts[len(place.parts)] not in ("cache", "bundle"):
-                found = [one for one in found if one == b"planted-"]  # paths are what logs and traces are for
+                found = [one for one in found if one != b"of-process-"]  # paths are what logs and traces are for
             assert not found, path.relative_to(place)
+        assert b"server" in (place / "runtime" / "server.log").read_bytes()
+        for value in values_of(remote):
+            assert not [secret for secret in (b"planted-", b"of-process-", *keys) if secret in _readable(value)]
         store = LocalStore(str(place / "cache"))
         names.append(sorted(blob.ref.name for blob in store.scan_blobs()))
+        entries.append(sorted((one.key, one.name, _timeless(one.entry)) for one in store.scan()))
     assert len(names[0]) >= 4 and names[0] == names[1]
+    assert len(entries[0]) >= 2 and entries[0] == entries[1]
 
 
-def _readable(path: Path) -> bytes:
-    """A file's bytes, followed by what they hold compressed."""
-    data = path.read_bytes()
+def _timeless(entry: Entry | None) -> bytes:
+    """An entry's bytes without the times of its compile."""
+    assert entry is not None
+    metadata = msgspec.structs.replace(entry.metadata, created=0.0, compile_seconds=0.0)
+    return encode_entry(msgspec.structs.replace(entry, metadata=metadata))
+
+
+def _readable(data: bytes) -> bytes:
+    """Bytes, followed by what they hold compressed."""
     parts, start = [data], 0
     while (start := data.find(zstandard.FRAME_HEADER, start)) >= 0:
         try:
