@@ -39,6 +39,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.fxpool-installed
 LINTERS := $(VENV)/.fxpool-linters
 TRITON := $(VENV)/triton/.fxpool-installed
+TORCHAO := $(VENV)/torchao/.fxpool-installed
 DOCS := $(VENV)/docs/.fxpool-installed
 ROWS := $(VENV)/first-day/.fxpool-installed
 
@@ -87,6 +88,12 @@ $(TRITON): | $(INSTALLED)
 	@mkdir -p $(@D)
 	@touch $@
 
+# Beside it as well, because transformers imports it where it can.
+$(TORCHAO): | $(INSTALLED)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --no-deps --upgrade \
+	  --target $(@D) 'torchao>=0.18,<0.19'
+	@touch $@
+
 # Beside it as well: what a row runs in, ahead of the ordinary packages in the path of that row only.
 $(ROWS): pyproject.toml | $(INSTALLED)
 	@PYTHONPATH=tests $(BIN)/python -m campaigns.first_day.packages $(@D)
@@ -124,11 +131,11 @@ test: $(INSTALLED) $(TRITON) browser redis
 	$(BIN)/python -m pytest -q -m "not slow" $(PARALLEL) tests/$(AREA)
 
 # pytest-split cuts by the times in tests/durations.json, which `make test-durations` writes.
-test-all: $(INSTALLED) $(TRITON) browser redis
+test-all: $(INSTALLED) $(TRITON) $(TORCHAO) browser redis
 	@$(COMPILE_CHECKOUT)
 	$(BIN)/python -m pytest -q $(PARALLEL) $(SPLIT) tests/$(AREA)
 
-test-durations: $(INSTALLED) $(TRITON) browser redis
+test-durations: $(INSTALLED) $(TRITON) $(TORCHAO) browser redis
 	@$(COMPILE_CHECKOUT)
 	$(BIN)/python -m pytest -q $(PARALLEL) --store-durations --durations-path tests/durations.json
 

@@ -7,6 +7,8 @@ operator_code   the program's operators with their registrations
 triton_code     the program's Triton kernels
 program_code    everything for one graph: digests for the key, which the worker compares with its own
 vouched         the code of objects with a uuid, as far as it can be found
+packages        functions of installed packages, by the packages' files
+references      the code and plain data that a function refers to
 writer          the interface of a proof for the two above it
 source_files    digests of files and packages
 unproven        the error for code outside the grammar

@@ -7,7 +7,8 @@ Everything else is refused, and such code runs in the program's own process only
     values      of exactly these types: PLAIN, tuples and frozen dataclasses of plain values, TORCH_VALUES
     code        functions of Python whose globals, closures and defaults are accepted; nothing that holds state
     builtins    BUILTINS and EXCEPTIONS, if they are Python's own
-    libraries   functions written in C of PURE_MODULES; functions of a package in NAMED_PACKAGES, told by its files
+    libraries   functions written in C of PURE_MODULES; functions of a package in NAMED_PACKAGES, told by its files;
+                functions that a package in REGISTERING_PACKAGES registered with Inductor
     torch       operators; functions of TORCH_MODULES; TORCH_NAMES (`torch_compat.operators.own_code` tells torch's)
     attributes  of values that are not known before the code runs: tensors' and those in ATTRIBUTES, not DENIED
     bytecode    INSTRUCTIONS: without writes to globals or to cells of a closure, classes, imports of modules, sets
@@ -28,8 +29,8 @@ import torch
 
 __all__ = [
     "ATTRIBUTES", "BUILTINS", "DENIED", "EXCEPTIONS", "INSTRUCTIONS", "INTRINSICS", "NAMED_PACKAGES", "PLAIN",
-    "PURE_MODULES", "TORCH_CLASSES", "TORCH_MODULES", "TORCH_NAMES", "TORCH_OPERATORS_NOT", "TORCH_VALUES",
-    "is_builtin", "names_device_by_index",
+    "PURE_MODULES", "REGISTERING_PACKAGES", "TORCH_CLASSES", "TORCH_MODULES", "TORCH_NAMES", "TORCH_OPERATORS_NOT",
+    "TORCH_VALUES", "is_builtin", "names_device_by_index",
 ]  # fmt: skip
 
 #: Types of values that are digested by value. Exactly these: a subclass may do anything.
@@ -57,6 +58,9 @@ PURE_MODULES = frozenset(("math", "cmath", "_operator"))
 #: Packages whose functions, which Dynamo leaves in graphs, compute from their arguments only. Digested by all their
 #: sources, as their functions refer to tables of objects.
 NAMED_PACKAGES = frozenset(("einops",))
+
+#: Packages that register passes and patterns with Inductor while they are imported (`packages`).
+REGISTERING_PACKAGES = frozenset(("torchao",))
 
 #: Modules of torch whose functions compute from tensors and plain arguments.
 TORCH_MODULES = frozenset(

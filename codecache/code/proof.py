@@ -25,13 +25,13 @@ from typing import Any
 
 import torch
 
-from fxpool.codecache.code import grammar, operator_code, triton_code
+from fxpool.codecache.code import grammar, operator_code, packages, triton_code
 from fxpool.codecache.code.records import is_record
-from fxpool.codecache.code.source_files import digest_package
+from fxpool.codecache.code.references import code_text
 from fxpool.codecache.code.unproven import UnprovenError
 from fxpool.torch_compat.operators import operator_tables, own_code
 
-__all__ = ["Proof", "code_text", "digest_of"]
+__all__ = ["Proof", "digest_of"]
 
 
 def digest_of(value: Any, *, of_inductor: bool = False, covered: dict[str, str] | None = None) -> str:
@@ -198,17 +198,9 @@ class Proof:
         if triton_code.is_of_triton(function):
             self.token("triton function", f"{function.__module__}.{function.__qualname__}")
             return True
-        path = function.__code__.co_filename
-        for package in grammar.NAMED_PACKAGES:
-            module = sys.modules.get(package)
-            tops = [
-                top for top in getattr(module, "__path__", ()) if own_code.is_installed(os.path.dirname(top), package)
-            ]
-            if module is not None and path.startswith(tuple(os.path.join(top, "") for top in tops)):
-                self.token("package", f"{function.__module__}.{function.__qualname__} {digest_package(module)}")
-                self.token("code", code_text(function.__code__))
-                return True
-        if not own_code.is_file_of_torch(path):
+        if packages.add_function(self, function, of_inductor=self._of_inductor):
+            return True
+        if not own_code.is_file_of_torch(function.__code__.co_filename):
             return False
         home = own_code.function_home(function)
         name = ".".join(home or ())
@@ -474,12 +466,6 @@ def _text(value: Any) -> str | bytes:
     if isinstance(value, (float, complex)):
         return struct.pack("<dd", value.real, value.imag).hex()  # tells the sign of zero and of NaN
     return value if isinstance(value, (str, bytes)) else repr(value)
-
-
-def code_text(code: types.CodeType) -> str:
-    """Return a code object as text that differs if its instructions, names or constants do."""
-    constants = [code_text(one) if isinstance(one, types.CodeType) else repr(one) for one in code.co_consts]
-    return repr((code.co_code, code.co_names, constants))
 
 
 def _short_digest(text: str) -> str:

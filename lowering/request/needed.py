@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from fxpool.codecache.code import packages
 from fxpool.codecache.graph import target_names
 from fxpool.errors import CannotTravelError
 from fxpool.torch_compat.operators import by_value, registrations
@@ -58,4 +59,4 @@ def needed(dependencies: Mapping[str, Any]) -> Needed:
             modules.add(registration.home)
         elif not registration.files and not registration.libraries:
             return Needed(stays=CannotTravelError("operator_of_unknown_source", registration.name))
-    return Needed(sorted(modules), sorted(compiled), defined)
+    return Needed([*packages.modules_that_register(), *sorted(modules)], sorted(compiled), defined)

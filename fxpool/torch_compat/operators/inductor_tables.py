@@ -22,7 +22,7 @@ from fxpool.torch_compat.operators import by_value, operator_tables, operators, 
 from fxpool.torch_compat.operators.operator_tables import DECOMPOSED, LOWERED, TABLES, key_text, structure
 from fxpool.torch_compat.operators.otherwise import Otherwise
 
-__all__ = ["Entry", "entries", "for_a_worker", "of_operator"]
+__all__ = ["Entry", "Pattern", "entries", "for_a_worker", "of_operator", "pattern_parts"]
 
 _COMMON = "torch._inductor.codegen.common"
 _PASSES = "torch._inductor.fx_passes."
@@ -213,13 +213,29 @@ def _of_pass(place: str, matcher_pass: Any) -> Iterator[Entry]:
                 continue
             code = [value for value in vars(entry).values() if callable(value) or isinstance(value, types.MethodType)]
             theirs = tuple(value for value in code if not own_code.is_own(value))
-            classes = _foreign_classes(entry.pattern)
-            if theirs or classes or not own_code.is_own(entry):
-                pattern = _ADDRESS.sub("", repr(entry.pattern))
+            pattern = _parts_of_pattern(entry.pattern)
+            if theirs or pattern.foreign or not own_code.is_own(entry):
                 name = f"pattern {place} {op} {_ADDRESS.sub('', str(target))} {position}"
-                yield Entry(name, (pattern, theirs, *classes))
+                yield Entry(name, (pattern.text, theirs, *pattern.foreign))
             else:
                 _torchs[id(entry)] = entry
+
+
+class Pattern(NamedTuple):
+    """A pattern as text, and the classes and functions in it that are not torch's."""
+
+    text: str
+    foreign: list[Any]
+
+
+def pattern_parts(value: Any) -> Pattern | None:
+    """Return the parts of a pattern of Inductor's; None for other values."""
+    expression = getattr(sys.modules.get("torch._inductor.pattern_matcher"), "PatternExpr", None)
+    return _parts_of_pattern(value) if expression is not None and isinstance(value, expression) else None
+
+
+def _parts_of_pattern(pattern: Any) -> Pattern:
+    return Pattern(_ADDRESS.sub("", repr(pattern)), _foreign_classes(pattern))
 
 
 def _foreign_classes(pattern: Any) -> list[Any]:
