@@ -66,7 +66,7 @@ class Settings:
     remote_use: str
     """`read-write`, or `read-only`: nothing is uploaded."""
     remote_timeout: float
-    """Seconds that one lookup in the remote cache may take. A failing remote costs this once."""
+    """Seconds that one lookup in the remote cache may take. A remote that fails is left alone for a while."""
     pool: str
     """`host`: one server and its workers for all processes of this user and environment. `embedded`: a server that
     lives and dies with this process. `off`: everything compiles in this process."""
