@@ -23,8 +23,9 @@ Between `hold` and `go_on` no job starts and no slot is granted.
 it is next, it waits until no slot is held, and until it ends no other job starts and no slot is granted.
 
 A **spare** job is best effort. It has no owner, so it continues when its client leaves. It starts while most slots are
-free or, with few slots, when the server reports `quiet`: otherwise it would compete with its client's next jobs. If too
-many are queued, the oldest is cancelled.
+free or, with few slots, when the server reports `quiet`: otherwise it would compete with its client's next jobs. One
+runs at a time, because it may release its slot and run on idle cores for long. If too many are queued, the oldest is
+cancelled.
 
 Order: workers that want their slot back, then sub-jobs, then jobs. So a blocked worker, which holds memory, is served
 before a new worker is started. Among equals, a higher priority comes first, then the owner with the fewest slots, then
@@ -148,7 +149,7 @@ class Scheduler:
     @property
     def waits_for_quiet(self) -> bool:
         """True if no slot is held, and only best-effort jobs are queued."""
-        idle = self._ready and not self._used and not self._on_hold
+        idle = self._ready and not self._used and not self._on_hold and not self._runs_spare()
         return idle and bool(self._queue) and all(self._jobs[j].spare for j in self._queue)
 
     # -- jobs
@@ -394,9 +395,13 @@ class Scheduler:
         queue = [self._jobs[number] for number in self._queue]
         if self._admitted is not None and self.begun >= self._admitted:
             queue = [job for job in queue if job.parent is not None]
-        if not self._quiet and (self.slots < _MANY or 2 * self.free < self.slots):
+        busy = not self._quiet and (self.slots < _MANY or 2 * self.free < self.slots)
+        if busy or self._runs_spare():
             queue = [job for job in queue if not job.spare]
         return min(queue, key=self._rank(), default=None)
+
+    def _runs_spare(self) -> bool:
+        return any(job.spare and job.worker is not None for job in self._jobs.values())
 
     def _rank(self) -> Callable[[Job], tuple[bool, int, int, int]]:
         """Return a key that sorts queued jobs in the order in which they start."""

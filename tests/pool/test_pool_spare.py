@@ -52,6 +52,21 @@ def test_it_goes_on_without_its_askers() -> None:
     assert told == [Deliver(1, Answered(None), 1, fork.worker), Deliver(2, Answered(None), 1, fork.worker)]
 
 
+@pytest.mark.parametrize("slots", [2, 4])
+def test_one_runs_at_a_time_even_if_it_releases_its_slot(slots: int) -> None:
+    """Hosts with dozens of cache directories would run dozens of them, each with a compiler's memory."""
+    scheduler = ready(slots)
+    first, *rest = [action for job in (1, 2, 3) for action in scheduler.submit(job, Wishes(spare=True), owner=job)] or (
+        scheduler.quiet()
+    )
+    assert isinstance(first, Fork) and rest == []
+    assert scheduler.waiting(first.worker) == [] and scheduler.used == 0
+    assert not scheduler.waits_for_quiet and scheduler.quiet() == []
+    scheduler.reached(first.worker)
+    actions = scheduler.answered(first.worker, None) + scheduler.exited(first.worker, None) + scheduler.quiet()
+    assert [action.job for action in actions if isinstance(action, Fork)] == [2]
+
+
 @pytest.fixture
 def join(make_client: Make, place: Place) -> Make:
     return lambda **settings: make_client(**{"host": "env", "idle_timeout": 0.1, **settings})

@@ -54,6 +54,9 @@ def run(kills: int, seed: int, clients: int = _CLIENTS) -> Report:
             stop.touch()
             _end(running, report)
         _count(stage, report)
+        # The directory of a server that was killed is left to the next server.
+        if stage.start("once", 0.5, "fxpool", name="last").wait(_END_SECONDS):
+            report.lost.append("the last program failed")
         report.left = stage.left()
         if report.figures[f"of {HOME_COMPILER}s"]:
             # A killed g++ leaves these in any program; a worker's are in a directory that the server removes.

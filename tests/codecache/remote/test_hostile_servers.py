@@ -106,7 +106,7 @@ def _http(head: str, body: bytes = b"") -> bytes:
 
 # The same for HTTP.
 HTTP: dict[str, tuple[Behaviour, tuple[str, ...]]] = {
-    "hangs": (hangs, ("timeout",)),
+    "hangs": (hangs, ("timeout", "closed")),
     "closes at once": (closes_at_once, ("closed",)),
     "a byte now and then": (answers(*[b"H"] * 100, pause=0.05), ("timeout", "closed", "answer")),
     "an answer without an end": (cut_short(_http("200 OK\r\nContent-Length: 100", b"<List")), ("closed", "answer")),

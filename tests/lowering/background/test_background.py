@@ -462,7 +462,12 @@ def test_exit_with_a_compile_under_way_is_prompt_and_ends_it(shared_pool: Path, 
     assert time.monotonic() - started < 90, "it waited for the job"
     pool = runtime.pool()
     pool.start(wait=True)
+
+    def running() -> list[str]:
+        # The host is prepared for any later process.
+        return [label for row in pool.status()["running"] if (label := row["label"]) != "this host's toolchain"]
+
     deadline = time.monotonic() + 20
-    while pool.status()["running"] and time.monotonic() < deadline:
+    while running() and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert pool.status()["running"] == [], "nobody wants it any more"
+    assert running() == [], "nobody wants it any more"
