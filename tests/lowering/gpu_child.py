@@ -105,6 +105,11 @@ def product() -> Model:
     return multiply, (torch.randn(4095, 4095, dtype=torch.bfloat16), torch.randn(4095, 4095, dtype=torch.bfloat16))
 
 
+def product32() -> Model:
+    """A product of numbers of 32 bits, of which Inductor warns."""
+    return lambda a, b: (a @ b).relu(), (torch.randn(32, 48), torch.randn(48, 16))
+
+
 def constants() -> Model:
     """Tensors that are made in the graph of numbers: what follows of them is known while it is traced."""
 

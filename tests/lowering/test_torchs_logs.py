@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 from processes import run_with_errors
-from tiers import first_tier
+
+pytestmark = pytest.mark.slow
 
 PROGRAM = """
 import sys, torch
@@ -86,7 +87,7 @@ def lines(text: str) -> Counter[str]:
 
 
 @pytest.mark.timeout(280)
-@pytest.mark.parametrize("model", first_tier(NAMES, "gelu"))
+@pytest.mark.parametrize("model", NAMES)
 def test_logs(model: str, cache: Path, tmp_path: Path) -> None:
     stock, ours = (lines(ran(tmp_path, backend, model, TORCH_LOGS=ARTIFACTS)) for backend in ("inductor", "fxpool"))
     assert sum(stock.values()) > 30
@@ -112,7 +113,6 @@ _CONTEXT = frozenset((
 _OF_STOCK = re.compile(r"cache|^str$|chromium_event|^describe_|compilation_metrics|dump_file")
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(280)
 @pytest.mark.parametrize("model", NAMES)
 def test_traces(model: str, cache: Path, tmp_path: Path) -> None:
@@ -135,7 +135,6 @@ with config.patch(post_grad_custom_post_pass=printing_pass.show):
 """
 
 
-@pytest.mark.slow
 def test_prints_of_a_pass_arrive(cache: Path, tmp_path: Path) -> None:
     (tmp_path / "printing_pass.py").write_text(
         "import sys\n"

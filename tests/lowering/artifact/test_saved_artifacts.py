@@ -162,6 +162,7 @@ def test_damaged_bytes_bring_nothing(
     assert not os.path.exists(elsewhere)
 
 
+@pytest.mark.slow
 def test_a_directory_that_can_not_be_written(
     shared_pool: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

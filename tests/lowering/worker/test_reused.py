@@ -116,6 +116,7 @@ def spelled(x: torch.Tensor) -> torch.Tensor:
     return torch.sum(torch.softmax(torch.layer_norm(x, [x.size(-1)]), dim=-1), dim=0)
 
 
+@pytest.mark.slow
 def test_guards_of_the_first_hold_for_the_second(shared_pool: Path, cache: Path) -> None:
     compiled_total(4, 100)
     compiled_total(6, 5000, spelled)
