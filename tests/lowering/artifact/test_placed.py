@@ -69,7 +69,8 @@ def test_slices_share_an_entry_and_results_lie_where_eager_ones_do(
     assert (stats["hits"], stats["compiles"]["worker"]) == (len(SLICES) - 1, 1)
 
 
-@pytest.mark.parametrize("write", first_tier([False, True], True))
+@pytest.mark.slow
+@pytest.mark.parametrize("write", [False, True])
 def test_slices_in_training(write: bool, shared_pool: Path) -> None:
     def function(x: torch.Tensor, y: torch.Tensor) -> Any:
         if write:

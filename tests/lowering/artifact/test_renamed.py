@@ -125,17 +125,10 @@ def of_own_attributes(names: list[str], used: list[int], tree: list[int]) -> tor
     return gm
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "names",
-    first_tier(
-        [
-            ["a", "b", "c", "d"],
-            ["m.a", "n.a", "o.a", "p.a"],
-            ["m.a", "m_a", "n.a", "n_a"],
-            ["m.a", "m.b", "n.a", "n.b"],
-        ],
-        ["m.a", "m.b", "n.a", "n.b"],
-    ),
+    [["a", "b", "c", "d"], ["m.a", "n.a", "o.a", "p.a"], ["m.a", "m_a", "n.a", "n_a"], ["m.a", "m.b", "n.a", "n.b"]],
 )
 def test_parameters_are_passed_in_the_order_of_their_modules(names: list[str], shared_pool: Path) -> None:
     """The order of their use, or of their names, may be another."""

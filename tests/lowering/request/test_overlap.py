@@ -39,7 +39,6 @@ def run(function: Callable[..., torch.Tensor], layout: Slices) -> tuple[torch.Te
     first_tier(
         itertools.product(SEQUENCES, (False, True)),
         ("apart, then overlapping from the start", False),
-        ("overlapping, then apart", True),
     ),
 )
 def test_numbers_are_eagers_cold_and_warm(sequence: str, dynamic: bool, shared_pool: Path, cache: Path) -> None:

@@ -77,6 +77,7 @@ def test_what_dynamo_makes_of_kernels(here: dict[str, Any]) -> None:
     assert "64" not in pruned["configs"]
 
 
+@pytest.mark.slow
 def test_another_process_finds_the_same_keys(here: dict[str, Any], elsewhere: dict[str, Any]) -> None:
     assert here["keys"] == elsewhere["keys"]
     assert len(set(here["keys"].values())) == len(here["keys"])

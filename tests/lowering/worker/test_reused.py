@@ -38,7 +38,7 @@ SPELLINGS: dict[str, list[Callable[[torch.Tensor, torch.Tensor], Any]]] = {
 }
 
 
-@pytest.mark.parametrize("spelling", first_tier(SPELLINGS, "keywords"))
+@pytest.mark.parametrize("spelling", first_tier(SPELLINGS, "order of inputs"))
 def test_another_spelling_takes_the_code_of_the_first(spelling: str, shared_pool: Path, cache: Path) -> None:
     for number, function in enumerate(SPELLINGS[spelling]):
         outcomes = []
