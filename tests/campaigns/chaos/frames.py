@@ -146,8 +146,8 @@ def _look(link: Path, first: int, report: Report) -> None:
 
 
 def _settle(link: Path, first: int, report: Report) -> None:
-    """Wait until the server has carried out the valid requests."""
-    end = time.monotonic() + 60
+    """Wait until the server has carried out the valid requests: best-effort jobs one by one, each when it is quiet."""
+    end = time.monotonic() + 300
     while time.monotonic() < end:
         facts = hosts.status(link)
         if facts.get("server_pid") == first and not facts["running"] and not facts["queued"]:
