@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
@@ -384,15 +385,26 @@ def test_no_compiler_outlives_a_failure(
     include: Path, root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A compiler's children, which write the files, end with it."""
-    late = tmp_path / "late"
-    answers = f'case "$1" in --version) echo "g++ 12";; -dumpmachine) echo x;; *) (sleep 3; touch {late}) & wait;; esac'
+    numbers = tmp_path / "pids"
+    kept = f"sleep 600 & echo $! >> {numbers}; wait"
+    answers = f'case "$1" in --version) echo "g++ 12";; -dumpmachine) echo x;; *) {kept};; esac'
     compiler = script(tmp_path / "g++", answers)
     monkeypatch.setattr(toolchain, "_candidates", lambda: [compiler])
     monkeypatch.setattr(headers, "_TIMEOUT", 0.5)
     with pytest.raises(Bypass, match="compiler_unknown: the compiler"):
         digest(root)
-    time.sleep(4.0)
-    assert not late.exists()
+    children = [int(number) for number in numbers.read_text().split()]
+    end = time.monotonic() + 20
+    while any(map(_runs, children)) and time.monotonic() < end:
+        time.sleep(0.01)
+    assert children and not any(map(_runs, children))
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 @pytest.mark.slow

@@ -236,7 +236,7 @@ def test_a_cache_open_to_others(tmp_path: Path) -> None:
 
 
 def test_a_cache_base_that_others_can_write_to(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert list(examine([("it", host.cache_base)])) == [], "there is none"
+    assert list(examine([("it", host.cache_base)])) == [], "nothing is configured"
     base = tmp_path / "base"
     monkeypatch.setenv("FXPOOL_CACHE_BASE", str(base))
     finding = found(host.cache_base)
@@ -250,7 +250,7 @@ def test_a_cache_base_that_others_can_write_to(monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_a_key_file_that_others_can_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert list(examine([("it", host.key_file)])) == [], "there is none"
+    assert list(examine([("it", host.key_file)])) == [], "nothing is configured"
     monkeypatch.setenv("FXPOOL_REMOTE_CACHE", "redis://user:secret@host")
     finding = found(host.key_file)
     assert finding.state == FAIL and "fxpool cache key FILE" in finding.remedy and "secret" not in str(finding)

@@ -470,4 +470,4 @@ def test_exit_with_a_compile_under_way_is_prompt_and_ends_it(shared_pool: Path, 
     deadline = time.monotonic() + 20
     while running() and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert running() == [], "nobody wants it any more"
+    assert running() == [], "the job outlived its program"
