@@ -24,8 +24,8 @@ it is next, it waits until no slot is held, and until it ends no other job start
 
 A **spare** job is best effort. It has no owner, so it continues when its client leaves. It starts while most slots are
 free or, with few slots, when the server reports `quiet`: otherwise it would compete with its client's next jobs. One
-runs at a time, because it may release its slot and run on idle cores for long. If too many are queued, the oldest is
-cancelled.
+runs at a time, because it may release its slot and run on idle cores for long. It is given up if its worker cannot
+start. If too many are queued, the oldest is cancelled.
 
 Order: workers that want their slot back, then sub-jobs, then jobs. So a blocked worker, which holds memory, is served
 before a new worker is started. Among equals, a higher priority comes first, then the owner with the fewest slots, then
@@ -548,7 +548,7 @@ class Scheduler:
         else:
             job.attempt -= 1  # it never ran
             job.missed += missed
-            outcome = NoWorker(how, job.missed) if job.missed >= self._begins else None
+            outcome = NoWorker(how, job.missed) if job.missed >= (1 if job.spare else self._begins) else None
         if outcome is not None:
             self._finish(job, outcome, actions)
             del self._workers[worker]

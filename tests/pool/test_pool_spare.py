@@ -10,7 +10,7 @@ from test_pool_scheduler import ready, start
 
 from fxpool.pool import Job, JobSpec, PoolClient
 from fxpool.pool.client import hosts
-from fxpool.pool.server.decisions import Answered, Deliver, Fork
+from fxpool.pool.server.decisions import Answered, Deliver, Fork, NoWorker
 from fxpool.pool.server.scheduler_state import Wishes
 
 Make = Callable[..., PoolClient]
@@ -65,6 +65,14 @@ def test_one_runs_at_a_time_even_if_it_releases_its_slot(slots: int) -> None:
     scheduler.reached(first.worker)
     actions = scheduler.answered(first.worker, None) + scheduler.exited(first.worker, None) + scheduler.quiet()
     assert [action.job for action in actions if isinstance(action, Fork)] == [2]
+
+
+def test_one_whose_worker_cannot_start_is_given_up() -> None:
+    scheduler = ready(4)
+    (fork,) = scheduler.submit(1, Wishes(spare=True), owner="a")
+    assert isinstance(fork, Fork)
+    (told,) = scheduler.exited(fork.worker, "no memory")
+    assert isinstance(told, Deliver) and told.outcome == NoWorker("no memory", 1)
 
 
 @pytest.fixture
