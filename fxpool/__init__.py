@@ -34,6 +34,7 @@ Private names of torch are used in `fxpool.torch_compat` only. Around these pack
     descriptors   closed standard streams                quantities  formats and parses times and sizes
     version       the version                            torch_release  is torch supported?
     torch_import  called by torch when torch is imported
+    temporary     temporary directories, removed even if their process is killed
     measurement   times code while nothing else runs    benchmarks   ``fxpool bench``: suites, run side by side
     reasons       explains each counted reason          explanation    ``fxpool.explain``: misses, pairs of keys
     setting_values    parses the values of settings   torch_compat  torch's private names

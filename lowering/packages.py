@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fxpool import counters, interruptions
+from fxpool import counters, interruptions, temporary
 from fxpool.codecache.graph.tensor_content import tensor_digest
 from fxpool.codecache.key import toolchain
 from fxpool.errors import CannotReturnError, CannotTravelError, PoolError
@@ -107,7 +107,7 @@ def _in_worker(program: Any, captured: Captured, attempt: Attempt, beside: str) 
 
     # Beside the package, which is as large: the temporary directory may be a small tmpfs.
     os.makedirs(beside, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="fxpool-program-", dir=beside) as directory:
+    with temporary.directory("program", beside) as directory:
         written = os.path.join(directory, "program.pt2")
         try:
             packages.write(program, written)

@@ -23,11 +23,10 @@ import signal
 import stat
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from fxpool import forks, interruptions
+from fxpool import forks, interruptions, temporary
 from fxpool.codecache.key import probe_cache
 from fxpool.torch_compat.cpp import included
 
@@ -172,7 +171,7 @@ def _asked(kind: included.Kind, compiler: Sequence[str]) -> tuple[_Listing, floa
     found: dict[str, None] = {}
     searched: dict[str, None] = {}
     try:
-        with tempfile.TemporaryDirectory(prefix="fxpool-headers-") as directory:
+        with temporary.directory("headers") as directory:
             runs: dict[str, subprocess.Popen[bytes]] = {}
             try:
                 for command, source in included.listing_commands(kind, compiler, directory):

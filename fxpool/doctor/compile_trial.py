@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from fxpool import config, own_python
+from fxpool import config, own_python, temporary
 from fxpool.bench.demo.processes import child_environment
 from fxpool.doctor.findings import FAIL, OK, WARN, Check, Finding
 from fxpool.errors import FxpoolError, signal_name
@@ -47,7 +47,7 @@ class Trial:
 
     def __enter__(self) -> Trial:
         try:
-            directory = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="fxpool-doctor-")))
+            directory = Path(self._stack.enter_context(temporary.directory("doctor")))
             self._environment = _environment(directory)
             self._first = self._start("compile")
         except OSError as error:

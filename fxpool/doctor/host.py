@@ -23,7 +23,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from fxpool import config, directories, quantities
+from fxpool import config, directories, quantities, temporary
 from fxpool.doctor.findings import FAIL, OK, WARN, Check, Finding
 from fxpool.errors import FxpoolError, UnsafeRuntimeDirectoryError
 from fxpool.torch_compat import versions
@@ -121,7 +121,7 @@ def compiler() -> Iterator[Finding]:
         return
     said = _run([path, "--version"])
     version = (said.stdout.splitlines() or ["unknown version"])[0]
-    with tempfile.TemporaryDirectory(prefix="fxpool-doctor-") as directory:
+    with temporary.directory("doctor") as directory:
         source, made = os.path.join(directory, "a.cpp"), os.path.join(directory, "a.so")
         Path(source).write_text(_SOURCE)
         built = _run([path, "-shared", "-fPIC", "-O1", "-fopenmp", source, "-o", made])

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
 from collections.abc import Iterator
 
+from fxpool import temporary
 from fxpool.torch_compat.cpp import commands
 
 __all__ = ["in_directory", "scratch_directory"]
@@ -16,7 +16,7 @@ __all__ = ["in_directory", "scratch_directory"]
 def scratch_directory() -> Iterator[str]:
     """Make Inductor and Triton write to a temporary directory, which is removed afterwards; yields its path."""
     with (
-        tempfile.TemporaryDirectory(prefix="fxpool-scratch-", ignore_cleanup_errors=True) as directory,
+        temporary.directory("scratch") as directory,
         in_directory(directory),
     ):
         yield directory

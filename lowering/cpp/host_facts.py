@@ -14,12 +14,11 @@ import hashlib
 import json
 import os
 import subprocess
-import tempfile
 from collections.abc import Iterator
 
 import filelock
 
-from fxpool import directories, failures, notices
+from fxpool import directories, failures, notices, temporary
 from fxpool.codecache.key import system, toolchain
 from fxpool.codecache.store import blobs
 from fxpool.errors import FxpoolError, ShortageError, StoreError
@@ -108,7 +107,7 @@ def _probe(toolchain_dir: str | None) -> list[InstructionSet] | None:
     claimed = instruction_sets.candidates()
     if not claimed:
         return None
-    with tempfile.TemporaryDirectory(prefix="fxpool-probe-") as directory:
+    with temporary.directory("probe") as directory:
         source = os.path.join(directory, "probe.cpp")
         with open(source, "w") as file:
             file.write(commands.HEADER + "\n" + instruction_sets.probe_source(claimed[0]))

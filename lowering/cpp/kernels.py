@@ -18,14 +18,13 @@ import contextlib
 import ctypes
 import dataclasses
 import os
-import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
 
 import msgspec
 
-from fxpool import failures, notices
+from fxpool import failures, notices, temporary
 from fxpool.codecache.key import toolchain
 from fxpool.errors import CompileError, NoCompilerError, ShortageError
 from fxpool.lowering.cpp import executable, precompiled_header
@@ -233,7 +232,7 @@ def link(objects: Sequence[bytes], command: commands.Command) -> bytes:
 
     The library is loaded to check that no symbol is missing; if that fails, it is linked with torch's libraries.
     """
-    with tempfile.TemporaryDirectory(prefix="fxpool-link-") as directory:
+    with temporary.directory("link") as directory:
         paths = []
         for number, data in enumerate(objects):
             paths.append(os.path.join(directory, f"{number}.o"))
@@ -262,7 +261,7 @@ def compile_unit(payload: bytes) -> bytes:
         NoCompilerError: the compiler cannot be started.
     """
     unit = msgspec.msgpack.decode(payload, type=Unit)
-    with tempfile.TemporaryDirectory(prefix="fxpool-unit-") as directory:
+    with temporary.directory("unit") as directory:
         with open(os.path.join(directory, unit.source_name), "w") as file:
             file.write(unit.source)
         command = [argument.replace("{directory}", directory) for argument in unit.command]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 
+from fxpool import temporary
 from fxpool.codecache.key import toolchain
 from fxpool.errors import CannotTravelError
 from fxpool.lowering.artifact.entry_parts import Artifact
@@ -39,7 +39,7 @@ def compile_package(
         toolchain.failures_explained(request.toolchain_dir),
         host_facts.known(request.toolchain_dir),
         inductors_builds(request.toolchain_dir),
-        tempfile.TemporaryDirectory(prefix="fxpool-package-") as directory,
+        temporary.directory("package") as directory,
     ):
         assert request.program is not None
         try:

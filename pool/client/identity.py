@@ -37,7 +37,7 @@ def digest(
     facts = {
         "protocol": PROTOCOL_VERSION,
         "fxpool": __version__,
-        "python": [sys.implementation.name, list(sys.version_info[:3]), os.path.realpath(sys.executable)],
+        "python": [sys.implementation.name, list(sys.version_info[:3]), os.path.realpath(sys.executable or os.devnull)],
         "fxpool_files": _own_sources(),
         "environment": {name: environment.get(name, "") for name in _VARIABLES},
         "preload": list(preload),

@@ -17,7 +17,6 @@ import secrets
 import select
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,7 +27,7 @@ import msgspec
 
 from fxpool import forks, interruptions
 from fxpool.errors import PoolUnavailableError, ProtocolError
-from fxpool.pool.host import inherited, marks, runtime_dir
+from fxpool.pool.host import inherited, marks, processes, runtime_dir
 from fxpool.pool.wire import messages as m
 from fxpool.pool.wire.config import PoolConfig, ServerConfig
 from fxpool.pool.wire.protocol import PROTOCOL_VERSION, check_peer, encode
@@ -223,7 +222,7 @@ def _spawn(config: PoolConfig, directory: Path, link: Path | None, before: Path 
             environment.pop(marks.VARIABLE, None)  # the host's server outlives the process that starts it
         with open(directory / runtime_dir.LOG, "ab") as output:  # it is shortened while it is open
             process = subprocess.Popen(
-                [sys.executable, "-m", "fxpool.pool.server.server", *arguments],
+                [processes.interpreter(), "-m", "fxpool.pool.server.server", *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

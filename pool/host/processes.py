@@ -11,12 +11,14 @@ import ctypes
 import errno
 import os
 import signal
+import sys
 import time
 
 __all__ = [
     "adopt_orphans",
     "children",
     "die_with_parent",
+    "interpreter",
     "is_stopped",
     "kill_group",
     "name_process",
@@ -30,6 +32,17 @@ _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 
 _libc = ctypes.CDLL(None, use_errno=True)
+
+
+def interpreter() -> str:
+    """Return the path of this Python.
+
+    Raises:
+        FileNotFoundError: a program embeds Python and has not set `sys.executable`.
+    """
+    if not sys.executable:
+        raise FileNotFoundError(errno.ENOENT, "sys.executable does not name a Python interpreter")
+    return sys.executable
 
 
 def _prctl(option: int, value: int) -> None:

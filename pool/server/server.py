@@ -25,7 +25,7 @@ from typing import Any
 
 import msgspec
 
-from fxpool import failures
+from fxpool import failures, temporary
 from fxpool.errors import ProtocolError
 from fxpool.pool.host import memory, predecessor, processes, runtime_dir, turns
 from fxpool.pool.host.limits import default_workers
@@ -401,6 +401,7 @@ class Server:
         await asyncio.sleep(1.0)  # not during the start, for which a client waits
         for directory in runtime_dir.sweep(Path(self.config.runtime_root), older_than=self.config.start_timeout):
             log.info("removed %s of a server that ended", directory)
+        temporary.sweep()
 
     async def _rotate_log(self) -> None:
         while True:

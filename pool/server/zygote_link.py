@@ -8,7 +8,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 from collections import deque
 from typing import Protocol
 
@@ -68,7 +67,7 @@ class ZygoteLink:
         with theirs:
             try:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-m", "fxpool.pool.worker.zygote"]
+                    [processes.interpreter(), "-m", "fxpool.pool.worker.zygote"]
                     + [str(number) for number in (theirs.fileno(), os.getpid(), PROTOCOL_VERSION)],
                     stdin=subprocess.DEVNULL,
                     pass_fds=(theirs.fileno(),),

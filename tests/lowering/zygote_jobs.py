@@ -66,5 +66,5 @@ def compile_and_count(data: bytes) -> bytes:
     graphs = aot.graphs_of(aot.load_result(answer.artifact.result))
     text = "\n".join(graph.source_code for graph in graphs)
     report = {"before": before, "after": _tables(), "traced": registered["traced"], "graphs": len(graphs)}
-    report["code"] = re.sub(r"/\S+/fxpool-scratch-\w+", "", text)
+    report["code"] = re.sub(r"/\S+/fxpool-tmp-scratch-\w+", "", text)
     return json.dumps(report).encode()

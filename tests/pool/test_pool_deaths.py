@@ -257,6 +257,15 @@ def test_a_server_that_cannot_start(make_client: Callable[..., PoolClient], monk
         run(client, "echo").result()
 
 
+@pytest.mark.parametrize("executable", ["", None])
+def test_python_in_another_program(
+    make_client: Callable[..., PoolClient], monkeypatch: pytest.MonkeyPatch, executable: str | None
+) -> None:
+    monkeypatch.setattr(sys, "executable", executable)
+    with pytest.raises(PoolUnavailableError, match=r"sys\.executable does not name a Python"):
+        run(make_client(), "echo")
+
+
 # ---------------------------------------------------------------- clients
 
 

@@ -101,7 +101,7 @@ def test_another_script_is_another_compiler(
 def test_what_another_compiler_compiled_meanwhile_is_not_kept(tmp_path: Path) -> None:
     """Between the key and the kernels, as an update does that comes while graphs wait."""
     compiler, update = tmp_path / "tools/c++", tmp_path / "tools/updated"
-    swap = 'case "$*" in *fxpool-unit*) if [ -e "$UPDATE" ]; then mv "$UPDATE" "$0"; exec "$0" "$@"; fi;; esac\n'
+    swap = 'case "$*" in *fxpool-tmp-unit*) if [ -e "$UPDATE" ]; then mv "$UPDATE" "$0"; exec "$0" "$@"; fi;; esac\n'
     environment = {"CXX": str(compiler), "UPDATE": str(update)}
     for there, expected, kept in ((True, 10.0, 0), (False, 6.0, 1)):
         script(compiler, swap + REWRITE % "3.0" + 'exec g++ "$@"')

@@ -84,7 +84,7 @@ def test_a_runtime_directory_that_others_can_replace_is_refused_by_name(
 
 # A compiler that something kills while it compiles kernels in a worker: the first times, or always.
 KILLED = """#!/bin/sh
-case "$*" in *fxpool-unit-*)
+case "$*" in *fxpool-tmp-unit-*)
     echo >> {calls}
     [ $(wc -l < {calls}) -gt {times} ] || kill -KILL $$ ;;
 esac
