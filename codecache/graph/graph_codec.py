@@ -41,7 +41,7 @@ from fxpool.codecache.guards import guards
 from fxpool.errors import CannotTravelError
 from fxpool.torch_compat.cuda import attention
 from fxpool.torch_compat.dynamo import opaque_inputs, process_groups, shape_env, tensors
-from fxpool.torch_compat.operators import device_arguments, operators, placement
+from fxpool.torch_compat.operators import device_arguments, mkl_linear, operators, placement
 from fxpool.torch_compat.triton import user_kernels
 
 # Node metadata that only records the origin of a node, or that the compile recomputes.
@@ -69,7 +69,8 @@ class EncodedGraph:
     """The result of `GraphEncoder.encode`.
 
     `description` is hashed and sent. `names` are those of its parts (`graph_names`). `constants` are the tensors it
-    refers to by number; `debug` holds, for each node, its stack trace and the operator that was decomposed into it,
+    refers to by number, and `packings` says of some what they were packed from: the number of a weight, and a number of
+    rows (`mkl_linear`). `debug` holds, for each node, its stack trace and the operator that was decomposed into it,
     after which kernels are named. `dependencies` maps a name to a function, operator, Triton kernel or
     module from outside torch. `symbols` are the names of all symbolic numbers in the graph. `devices` are the types of
     all its devices, including those that a text names.
@@ -94,6 +95,7 @@ class EncodedGraph:
     attention_open: bool
     sees_place: bool
     groups: dict[str, int]
+    packings: dict[int, tuple[int, int]]
     own_indices: bool
 
 
@@ -132,6 +134,7 @@ class GraphEncoder:
         self._attentions: dict[str, int] = {}
         self._attention_open = self._changes_switches = self._may_name_devices = False
         self._constant_ids: dict[int, int] = {}
+        self._packings: dict[int, tuple[torch.Tensor, int]] = {}
         self._sees_place = False
         self._blind: set[str | int] = set()  # names of methods, and functions by identity
         self._regions: dict[Any, int] = {}
@@ -158,8 +161,15 @@ class GraphEncoder:
         is_open = self._attention_open or (self._changes_switches and bool(self._attentions))
         return EncodedGraph(
             description, self._names, self.constants, self._debug, self.dependencies, self.symbols, self.devices,
-            list(self._indices), self._current_named, is_open, self._sees_place, self.groups, self._own_indices,
+            list(self._indices), self._current_named, is_open, self._sees_place, self.groups,
+            self._packings_by_number(), self._own_indices,
         )  # fmt: skip
+
+    def _packings_by_number(self) -> dict[int, tuple[int, int]]:
+        try:
+            return {number: (self._constant_ids[id(weight)], rows) for number, (weight, rows) in self._packings.items()}
+        except KeyError:
+            raise CannotTravelError("tensor", "a packed weight was made from a parameter of the graph") from None
 
     def _module(self, gm: torch.fx.GraphModule, lifted: dict[str, torch.Tensor]) -> list[Any]:
         if gm.meta.get("nested_region_config") is not None:
@@ -184,7 +194,7 @@ class GraphEncoder:
                 if target not in numbers:
                     numbers[target] = len(names)
                     names.append(target)
-                    attributes.append(self._attribute(node, gm_attribute(gm, target)))
+                    attributes.append(self._attribute(gm, node))
                 called: Any = numbers[target]
             elif op == "placeholder":
                 called = None
@@ -316,12 +326,13 @@ class GraphEncoder:
             rows.append([guards.encode(symbol), [self.value_object(part) for part in path]])
         return ["bindings", *rows]
 
-    def _attribute(self, node: torch.fx.Node, value: Any) -> list[Any]:
+    def _attribute(self, gm: torch.fx.GraphModule, node: torch.fx.Node) -> list[Any]:
         name = str(node.target)
+        value = gm_attribute(gm, name)
         if isinstance(value, torch.fx.GraphModule):
             return self._module(value, {})
         if isinstance(value, torch.Tensor):
-            return ["constant", *self.constant(value, opaque=operators.is_only_passed_on(node))]
+            return ["constant", *self.constant(value, packing=_packing_of(gm, node))]
         if node.op == "call_module":
             raise CannotTravelError("call_module", f"{name} is a {type(value).__name__}")
         raise CannotTravelError("attribute", f"{name} is a {type(value).__name__}")
@@ -469,10 +480,11 @@ class GraphEncoder:
             None if facts.item is None else self._symbolic(facts.item, shape_env.symbol_of(facts.item)),
         ]
 
-    def constant(self, tensor: torch.Tensor, *, opaque: bool = False) -> list[Any]:
+    def constant(self, tensor: torch.Tensor, *, packing: tuple[torch.Tensor, int] | None = None) -> list[Any]:
         """Encode a tensor by value: its number among the constants, and a digest of metadata and content.
 
-        `opaque`: omit the content from the digest. The compile does not read it, and the program does not determine it.
+        One that was packed is made again in the worker, from the weight and number of rows in `packing`; its content is
+        not in the digest, because it differs between processes.
         """
         if tensors.is_fake(tensor):
             raise CannotTravelError("fake_constant")
@@ -485,10 +497,12 @@ class GraphEncoder:
         if number is None:
             number = self._constant_ids[id(tensor)] = len(self.constants)
             self.constants.append(tensor)
+        if packing is not None:
+            self._packings[number] = packing
         self.devices.add(tensor.device.type)
         return [
             number,
-            tensor_digest(tensor, content=not opaque),
+            tensor_digest(tensor, content=packing is None),
             isinstance(tensor, torch.nn.Parameter),
             tensor.requires_grad,
         ]
@@ -536,6 +550,14 @@ def _by_name(value: Any) -> Any:
     if type(value) is dict and all(type(name) is str for name in value):
         return {name: _by_name(value[name]) for name in sorted(value)}
     return value
+
+
+def _packing_of(gm: torch.fx.GraphModule, node: torch.fx.Node) -> tuple[torch.Tensor, int] | None:
+    try:
+        packing = mkl_linear.packing_of(node)
+    except mkl_linear.UnknownPackingError as error:
+        raise CannotTravelError("tensor", str(error)) from error
+    return (gm_attribute(gm, str(packing.weight.target)), packing.rows) if packing is not None else None
 
 
 def gm_attribute(gm: torch.nn.Module, path: str) -> Any:

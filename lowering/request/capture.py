@@ -234,6 +234,7 @@ def _finish(traced: _Traced, into: Destination, check: Callable[[], None]) -> Ca
         names=encoded.names,
         debug=encoded.debug,
         constants=encoded.constants,
+        packings=encoded.packings,
         symbols=sorted(encoded.symbols),
         shapes=shapes,
         ambient=state,

@@ -22,6 +22,7 @@ from fxpool.torch_compat.cuda.device_facts import DeviceFacts
 from fxpool.torch_compat.cuda.padding import PaddingQuestion
 from fxpool.torch_compat.dynamo import tensors, tracing
 from fxpool.torch_compat.inductor.debug_files import DebugFiles
+from fxpool.torch_compat.operators import mkl_linear
 
 #: Queries that only a device can answer, with their answers.
 Measured = Sequence[tuple[PaddingQuestion, bool]]
@@ -51,6 +52,9 @@ class CompileRequest:
     `graph` and `inputs` are msgpack. `sources` and `parameter_sources` are Dynamo's; a missing source, or one that
     cannot be pickled, is sent as None.
 
+    `packings` says of some constants what they are made from again in the worker: the number of another constant, and a
+    number of rows (`torch_compat.operators.mkl_linear`).
+
     `code` identifies the program's code that the worker's has to be equal to; None if that cannot be determined.
 
     `key` is None for a graph that may not be cached. If `key` is valid on any host, `host_key` is the key for hosts
@@ -74,6 +78,7 @@ class CompileRequest:
     names: Sequence[Any]
     debug: Sequence[Any]
     constants: Sequence[torch.Tensor]
+    packings: Mapping[int, tuple[int, int]]
     symbols: Sequence[str]
     shapes: bytes | None
     ambient: AmbientState
@@ -121,8 +126,14 @@ class CompileRequest:
             ambient=self.ambient.elsewhere() if self.devices else self.ambient,
         )
         with tensors.modes_disabled():  # constants are real, even inside a trace
-            request = dataclasses.replace(request, constants=[tensors.to_travel(one) for one in self.constants])
+            request = dataclasses.replace(request, constants=self._travelling_constants())
             return pickle.dumps(_Travelling(request, sources, len(self.sources), names), protocol=5)
+
+    def _travelling_constants(self) -> list[Any]:
+        return [
+            tensors.to_travel(constant) if number not in self.packings else None
+            for number, constant in enumerate(self.constants)
+        ]
 
     @staticmethod
     def load(data: bytes) -> CompileRequest:
@@ -133,7 +144,7 @@ class CompileRequest:
         sources = tracing.load_sources(travelling.sources)
         return dataclasses.replace(
             travelling.request,
-            constants=[tensors.travelled(one) for one in travelling.request.constants],
+            constants=_arrived(travelling.request.constants, travelling.request.packings),
             sources=sources[: travelling.inputs],
             parameter_sources=dict(zip(travelling.parameters, sources[travelling.inputs :], strict=True)),
         )
@@ -148,3 +159,12 @@ class _Travelling:
     sources: Any
     inputs: int
     parameters: tuple[str, ...]
+
+
+def _arrived(constants: Sequence[Any], packings: Mapping[int, tuple[int, int]]) -> list[torch.Tensor]:
+    """Return the constants of a request; those that were packed are made again from their weights."""
+    with tensors.modes_disabled():  # in this process too, a request may be loaded inside a trace
+        arrived = [tensors.travelled(constant) if constant is not None else None for constant in constants]
+        for number, (weight, rows) in packings.items():
+            arrived[number] = mkl_linear.pack(arrived[weight], rows)
+    return arrived

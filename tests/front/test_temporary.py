@@ -85,7 +85,8 @@ def test_other_files_stay(parent: Path) -> None:
 
 
 def test_one_that_is_swept_before_it_is_locked_is_made_again(parent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lock, swept = temporary._lock, []
+    lock = temporary._lock
+    swept: list[str] = []
 
     def late(descriptor: int) -> bool:
         if not swept:

@@ -84,21 +84,6 @@ def ends_with_autograd(target: Any) -> bool:
     return target.name() in _END_WITH_AUTOGRAD
 
 
-def is_only_passed_on(node: torch.fx.Node) -> bool:
-    """Return whether a node's value is only used as MKL's packed form of a linear layer's weight.
-
-    The layer's call has the weight itself as well. The packed form contains uninitialized memory.
-    """
-    if not torch._C.has_mkl or node.op != "get_attr":
-        return False
-    linear = (torch.ops.mkl._mkl_linear, torch.ops.mkl._mkl_linear.default)
-
-    def passes_on(user: torch.fx.Node) -> bool:
-        return user.target in linear and user.args[1] is node and user.args.count(node) == 1 and not user.kwargs
-
-    return bool(node.users) and all(map(passes_on, node.users))
-
-
 def find_higher_order(name: str, module: str = "torch") -> Any:
     """Return the higher-order operator of a name; `module` defines it, and may be imported by torch only on first use.
 

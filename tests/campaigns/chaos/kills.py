@@ -18,7 +18,8 @@ __all__ = ["run"]
 SIGNALS = (
     signal.SIGKILL, signal.SIGKILL, signal.SIGSTOP, signal.SIGSEGV, signal.SIGTERM, signal.SIGABRT, signal.SIGINT,
 )  # fmt: skip
-KINDS = ("server", "zygote", "worker", "compiler", "client")
+# How often each is chosen while it runs: workers and compilers live for seconds, servers and zygotes all the time.
+KINDS = {"server": 2, "zygote": 2, "worker": 10, "compiler": 10, "client": 1}
 _CLIENTS = 6
 # Different graphs; a program that is started again finds some of them.
 _SPREAD = 400
@@ -80,10 +81,10 @@ def _kill_one(stage: Scene, choose: random.Random, report: Report) -> int:
     for process in stage.processes():
         with contextlib.suppress(psutil.Error):
             by_kind.setdefault(_kind(process), []).append(process)
-    kinds = [kind for kind in KINDS if kind in by_kind and (kind != "client" or choose.random() < 0.3)]
+    kinds = [kind for kind in KINDS if kind in by_kind]
     if not kinds:
         return 0
-    kind = choose.choice(kinds)
+    (kind,) = choose.choices(kinds, [KINDS[kind] for kind in kinds])
     victim, number = choose.choice(by_kind[kind]), choose.choice(SIGNALS)
     if kind == "client" and number == signal.SIGINT:
         number = signal.SIGKILL  # it would be the program's own KeyboardInterrupt

@@ -141,6 +141,19 @@ def test_frozen_weights(packed: bool) -> None:
         assert _in_next_process(_inference, torch.compile(_layers(2), backend="fxpool")) == (1, 0)
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")  # Inductor's measurements
+def test_frozen_weights_that_inductor_measures_with() -> None:
+    """A worker packs them for MKL itself: a packed weight is bound to its address, and MKL crashes on a copy."""
+    torch.manual_seed(3)
+    layers = [nn.Linear(64, 48), nn.GELU(), nn.Linear(48, 16), nn.ReLU(), nn.Linear(16, 40)]
+    options = {"freezing": True, "max_autotune_gemm": True, "max_autotune_gemm_backends": "CPP,ATEN"}
+    with torch._inductor.config.patch(options):
+        compiled = torch.compile(nn.Sequential(*layers).eval(), backend="fxpool")
+        assert _in_next_process(_inference, compiled) == (1, 0)
+        assert _in_next_process(_inference, compiled) == (0, 1)
+
+
 def test_frozen_weights_are_not_in_the_store() -> None:
     """A hit takes them from its own graph."""
     torch.manual_seed(1)

@@ -160,24 +160,6 @@ def test_torchscript_objects_are_told_apart() -> None:
     assert not operators.is_script_object(torch.ones(1))
 
 
-def test_a_packed_weight_is_only_passed_on() -> None:
-    if not torch._C.has_mkl:
-        pytest.skip("this build has no MKL")
-    graph = torch.fx.Graph()
-    x, weight = graph.placeholder("x"), graph.placeholder("weight")
-    root = torch.nn.Module()
-    root.register_buffer("packed", torch.ones(2, 2))
-    packed = graph.get_attr("packed")
-    graph.call_function(torch.ops.mkl._mkl_linear.default, (x, packed, weight, None, 2))
-    gm = torch.fx.GraphModule(root, graph)
-    (node,) = gm.graph.find_nodes(op="get_attr")
-    assert operators.is_only_passed_on(node)
-    gm.graph.call_function(torch.neg, (node,))
-    assert not operators.is_only_passed_on(node)
-    (other, *_) = gm.graph.find_nodes(op="placeholder")
-    assert not operators.is_only_passed_on(other)
-
-
 def test_operators_of_triton_kernels_are_those_of_triton_op() -> None:
     assert operators.triton_kernels_of(aten.sin.default) == []
     assert operators.triton_kernels_of(aten.sin) == []
