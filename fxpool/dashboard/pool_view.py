@@ -127,7 +127,7 @@ class PoolView:
     def ask(self) -> list[Look]:
         """Ask every server for its status and for what changed about its jobs; changes nothing that is shown.
 
-        A server that others can't find any more, as it is ending or was replaced, is asked as long as it answers.
+        A server that new clients cannot find, because it is ending or was replaced, is asked as long as it answers.
         """
         linked = {_socket_of(link): link for link in hosts.links(self.root)}
         places = [*linked, *(place for place in self._known if place not in linked)]

@@ -289,7 +289,7 @@ class _Work:
 
 
 class _EndingError(Exception):
-    """The interpreter is shutting down: nothing is loaded any more."""
+    """The interpreter is shutting down: nothing can be loaded."""
 
 
 def _failed(swap: Swap, stage: Stage, attempt: Attempt, error: BaseException) -> None:

@@ -126,13 +126,13 @@ class Runtime:
         bytes_of_memory = settings.job_memory or memory.default_limit(memory.Host.look())[0]
         return {"timeout": settings.job_timeout, "memory": float(bytes_of_memory)}
 
-    def start_ahead(self, meanwhile: Callable[[str | None], None]) -> None:
+    def start_ahead(self, prepare: Callable[[str | None], None]) -> None:
         """Start the pool before the first graph, if the first graph can only be a miss.
 
         Called when the backend is looked up by name: importing Dynamo and tracing a model take as long as a zygote
         needs to get ready. Reports no errors; the first graph does. If the program does not wait for workers
         (``async+``) and no core is free, they are started after the first call instead. Before that it calls
-        `meanwhile` with the toolchain directory. Only the first call in a process has an effect.
+        `prepare` with the toolchain directory. Only the first call in a process has an effect.
         """
         with self._lock:
             if self._asked_ahead:
@@ -146,7 +146,7 @@ class Runtime:
                 return
             directory = self.store()
             if all(one.is_empty() for one in self.stores()):
-                meanwhile(self.toolchain_directory(directory))
+                prepare(self.toolchain_directory(directory))
                 with self._lock:
                     first = self._pool is None  # another thread's pool may be in use already
                     started = self.pool()

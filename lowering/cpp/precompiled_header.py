@@ -175,7 +175,7 @@ def _sweep(directory: str, held: str) -> None:
         with contextlib.suppress(OSError):
             if entry.name.startswith(_BUILDING):
                 name = entry.name.removeprefix(_BUILDING).rpartition("-")[0]
-                if name == held or _is_nobodys(os.path.join(directory, f"{name}.lock")):
+                if name == held or _is_unlocked(os.path.join(directory, f"{name}.lock")):
                     shutil.rmtree(entry.path, ignore_errors=True)
             elif entry.name.endswith(".failed"):
                 if now - entry.stat().st_mtime > _UNUSED:
@@ -188,7 +188,7 @@ def _sweep(directory: str, held: str) -> None:
                         os.unlink(stem + ending)
 
 
-def _is_nobodys(lock: str) -> bool:
+def _is_unlocked(lock: str) -> bool:
     """Return whether no process holds a header's lock: the process that started to compile it has ended."""
     try:
         with filelock.FileLock(lock, timeout=0, mode=0o600):

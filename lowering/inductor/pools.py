@@ -167,7 +167,7 @@ class KernelPool:
         """Run the job in this process: in a thread, because some callers wait for a callback of the future."""
         try:
             if runtime.part(Interpreter).ending.is_set():
-                raise error  # the result is not needed any more
+                raise error  # the result is no longer needed
             _step_down(error)
             threading.Thread(target=here, name="fxpool-borrowed", daemon=True).start()
         except BaseException as refused:

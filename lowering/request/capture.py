@@ -142,7 +142,7 @@ def capture_inner(
 ) -> Captured:
     """Capture a graph that AOTAutograd made; `inputs` are fake, `arguments` plain. Errors as `capture`.
 
-    `frame` is the function that Dynamo traced it from, which a backward that is compiled later cannot find any more.
+    `frame` is the function that Dynamo traced it from, which a backward compiled later cannot find.
     """
     context = tracing.current_context()
     fake_mode = tracing.fake_mode_of(context, inputs)

@@ -49,7 +49,7 @@ def end(link: Path, patience: float = PATIENCE) -> Ended:
         return Ended("gone")  # the server has just removed its link
     pid = runtime_dir.holder(directory)
     if pid is None:
-        return _of_nobody(link, directory)
+        return _remove_leftovers(link, directory)
     try:
         process = os.pidfd_open(pid)
     except OSError as error:
@@ -80,11 +80,11 @@ def _by_signals(link: Path, directory: Path, pid: int, process: int, patience: f
     signal.pidfd_send_signal(process, signal.SIGKILL)
     if not _until(is_gone, patience):
         return Ended("failed", pid, f"server {pid} does not answer and is still there after SIGKILL")
-    _of_nobody(link, directory)
+    _remove_leftovers(link, directory)
     return Ended("killed", pid, f"server {pid} did not answer for {patience:g} s and was killed with its workers")
 
 
-def _of_nobody(link: Path, directory: Path) -> Ended:
+def _remove_leftovers(link: Path, directory: Path) -> Ended:
     """Remove the files of a killed server, unless a process holds its directory."""
     try:
         lock = runtime_dir.hold(directory)

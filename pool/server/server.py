@@ -96,7 +96,7 @@ class Server:
         self.clients = Clients(self.listener, self)
         self.clients.listen()
         # End if the client that started this server never connects.
-        self.loop.call_later(max(HANDSHAKE_SECONDS, self.config.start_timeout), self._leave_if_nobody_came)
+        self.loop.call_later(max(HANDSHAKE_SECONDS, self.config.start_timeout), self._leave_without_clients)
         if measuring := turns.of_others(Path(self.config.runtime_root), self.config.client):
             self._spawn(self._start_zygote_after(measuring))
         else:
@@ -156,7 +156,7 @@ class Server:
         if not client.visitor:
             self._leave_if_alone()
 
-    def _leave_if_nobody_came(self) -> None:
+    def _leave_without_clients(self) -> None:
         if not self._had_client:
             self.end.set()
 

@@ -99,7 +99,7 @@ _MISSING = object()
 
 
 def _getter(module: types.ModuleType, path: str) -> Callable[[], Any] | None:
-    """Return a function that reads a constant; None if its class or function is not there any more."""
+    """Return a function that reads a constant; None if its class or function has been removed."""
     *outer, name = path.split(".")
     owner: Any = module
     for part in outer:
