@@ -39,9 +39,10 @@ from fxpool.codecache.graph.target_names import comes_with_torch, name_of
 from fxpool.codecache.graph.tensor_content import dtype_name, tensor_digest
 from fxpool.codecache.guards import guards
 from fxpool.errors import CannotTravelError
+from fxpool.torch_compat.cpp import mkl_linear
 from fxpool.torch_compat.cuda import attention
 from fxpool.torch_compat.dynamo import opaque_inputs, process_groups, shape_env, tensors
-from fxpool.torch_compat.operators import device_arguments, mkl_linear, operators, placement
+from fxpool.torch_compat.operators import device_arguments, operators, placement
 from fxpool.torch_compat.triton import user_kernels
 
 # Node metadata that only records the origin of a node, or that the compile recomputes.

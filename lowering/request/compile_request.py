@@ -18,11 +18,11 @@ from fxpool.codecache.key.key import GraphKey
 from fxpool.codecache.store.bounds import Bounds
 from fxpool.codecache.store.entry import Origin
 from fxpool.lowering.request.ambient import AmbientState
+from fxpool.torch_compat.cpp import mkl_linear
 from fxpool.torch_compat.cuda.device_facts import DeviceFacts
 from fxpool.torch_compat.cuda.padding import PaddingQuestion
 from fxpool.torch_compat.dynamo import tensors, tracing
 from fxpool.torch_compat.inductor.debug_files import DebugFiles
-from fxpool.torch_compat.operators import mkl_linear
 
 #: Queries that only a device can answer, with their answers.
 Measured = Sequence[tuple[PaddingQuestion, bool]]
@@ -53,7 +53,7 @@ class CompileRequest:
     cannot be pickled, is sent as None.
 
     `packings` says of some constants what they are made from again in the worker: the number of another constant, and a
-    number of rows (`torch_compat.operators.mkl_linear`).
+    number of rows (`torch_compat.cpp.mkl_linear`).
 
     `code` identifies the program's code that the worker's has to be equal to; None if that cannot be determined.
 

@@ -9,7 +9,7 @@ import torch
 
 from fxpool.codecache.graph.graph_codec import EncodedGraph, GraphEncoder
 from fxpool.errors import CannotTravelError
-from fxpool.torch_compat.operators import mkl_linear
+from fxpool.torch_compat.cpp import mkl_linear
 
 pytestmark = [
     pytest.mark.skipif(not torch._C.has_mkl, reason="this build has no MKL"),

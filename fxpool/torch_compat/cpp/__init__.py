@@ -8,5 +8,6 @@ source_compilers    calls of nvcc and ROCm's clang, and reuse of their earlier b
 timed_choices       choices by time between candidates on the CPU
 cpp_toolchain       the compilers that Inductor would try
 included            the headers that generated C++ may include, and commands that list them
+mkl_linear          weights packed for MKL, and what they were packed from
 instruction_sets    the vector instructions that it may use
 """

@@ -19,6 +19,5 @@ literals                  literals that compiled code assigns
 constants                 torch's constants that have other values than in its source
 added_kernels             Python kernels that a program added to operators of torch
 by_value                  operators and registrations as bytes, for processes whose imports do not make them
-mkl_linear                weights packed for MKL, and what they were packed from
 otherwise                 ends a compile that meets an operator with the program's own lowering
 """

@@ -59,11 +59,20 @@ def _tables(operator: Any) -> list[Mapping[Any, Any]]:
 
 def _foreign_kernels(operator: Any) -> Iterator[tuple[str, Any]]:
     """Yield kernels of one of torch's operators. Those for a class of the program's need its objects, which refuse."""
-    higher_order = operators.is_higher_order(operator)
-    if not (operators.is_torchs_higher_order(operator) if higher_order else operators.is_builtin(operator)):
-        return
-    for table in _tables(operator):
-        for key, kernel in table.items():
-            if not own_code.is_own(kernel) and (not isinstance(key, type) or own_code.is_own(key)):
-                name = key.__qualname__ if isinstance(key, type) else getattr(key, "name", key)
-                yield f"{operator} for {name}", kernel
+    added = [
+        (key, kernel)
+        for table in _tables(operator)
+        for key, kernel in [*table.items()]
+        if not own_code.is_own(kernel) and (not isinstance(key, type) or own_code.is_own(key))
+    ]
+    # Last, because whose an operator is takes longest to find out.
+    if added and _is_torchs(operator):
+        for key, kernel in added:
+            name = key.__qualname__ if isinstance(key, type) else getattr(key, "name", key)
+            yield f"{operator} for {name}", kernel
+
+
+def _is_torchs(operator: Any) -> bool:
+    if operators.is_higher_order(operator):
+        return operators.is_torchs_higher_order(operator)
+    return operators.is_builtin(operator)

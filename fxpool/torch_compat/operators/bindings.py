@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from fxpool.torch_compat.operators.literals import class_bodies, instructions
 
-__all__ = ["CALL", "DECORATED", "DEFINED", "UNKNOWN", "WORDS", "Bindings", "bindings"]
+__all__ = ["CALL", "DECORATED", "DEFINED", "IMPORT", "UNKNOWN", "WORDS", "Bindings", "bindings"]
 
 #: The binding of a name that a ``def`` statement defines; of one that a ``def`` or ``class`` statement defines and
 #: that may be decorated.
@@ -23,13 +23,16 @@ UNKNOWN = ""
 #: Begins the binding of a name that is assigned; the names, attributes and texts of its statement follow. CALL begins
 #: it if the statement calls something.
 WORDS, CALL = "= ", "call "
+#: Begins the binding of a name by ``import a`` and ``import a as b``; the module's name follows.
+IMPORT = "import "
 
 
 @dataclasses.dataclass
 class Bindings:
     """The bindings of one module. `imports` has (module, name there) by name; `stars` has modules imported with ``*``.
 
-    `others` has DEFINED, DECORATED, UNKNOWN, WORDS or CALL by name; for names in a class, by ``class.name``.
+    ``import a.b as c`` counts as ``from a import b as c``. `others` has DEFINED, DECORATED, UNKNOWN, WORDS, CALL or
+    IMPORT by name; for names in a class, by ``class.name``.
     """
 
     imports: dict[str, tuple[str, str]] = dataclasses.field(default_factory=dict)
@@ -43,6 +46,8 @@ def bindings(code: types.CodeType, package: str = "") -> Bindings:
     for name, source, other in _bound(code, package):
         if name == "*" and source is not None:
             found.stars.append(source[0])
+        elif found.others.get(name) == other and source is None and other.startswith(IMPORT):
+            continue  # import torch, and import torch.fx
         elif name in found.others or (name in found.imports and found.imports[name] != source):
             found.imports.pop(name, None)
             found.others[name] = UNKNOWN
@@ -69,10 +74,14 @@ def _bound(code: types.CodeType, package: str) -> Iterator[tuple[str, tuple[str,
             statement.names.append(code.co_names[argument >> _NAMED[instruction]])
         elif instruction == "IMPORT_NAME":
             module = statement.imported(code.co_names[argument], package)
+            statement.whole = "" if module else code.co_names[argument]
             if module and statement.constants[-1] == ("*",):
                 yield "*", (module, "*"), UNKNOWN
         elif instruction == "IMPORT_FROM" and module:
             statement.source = (module, code.co_names[argument])
+        elif instruction == "IMPORT_FROM" and statement.whole:  # of each part of the name after the first
+            home, _, there = statement.whole.rpartition(".")
+            statement.source = (home, there)
         elif instruction.startswith("CALL"):
             statement.calls = True
         elif instruction in ("STORE_NAME", "STORE_GLOBAL"):
@@ -95,6 +104,7 @@ class _Statement:
         self.constants: list[object] = []
         self.names: list[str] = []
         self.source: tuple[str, str] | None = None
+        self.whole = ""  # the module of an ``import`` without ``from``
         self.calls = False
 
     def imported(self, module: str, package: str) -> str:
@@ -109,6 +119,8 @@ class _Statement:
 
     def binding(self, name: str, before: str) -> str:
         """Return how the statement binds `name`, if not to something imported. `before` is the last instruction."""
+        if self.whole:
+            return IMPORT + self.whole.partition(".")[0]
         code = [one.co_name for one in self.constants if isinstance(one, types.CodeType)]
         if name in code:
             return DEFINED if before in ("MAKE_FUNCTION", "SET_FUNCTION_ATTRIBUTE") else DECORATED

@@ -20,7 +20,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fxpool.torch_compat.operators.own_code import C_CODE, DATA, is_below, is_own
+from fxpool.torch_compat.operators.bindings import IMPORT
+from fxpool.torch_compat.operators.own_code import C_CODE, DATA, is_below, is_loaded_module, is_own
 from fxpool.torch_compat.operators.substitutes import is_in_place, is_substitute
 from fxpool.torch_compat.operators.torch_sources import Sources, source
 
@@ -72,6 +73,10 @@ _OF_EVERY_CLASS = frozenset(
 )  # fmt: skip
 
 
+# Data, and the attributes that stand for ``__slots__``.
+_NEVER_FOREIGN = DATA | {types.MemberDescriptorType}
+
+
 class Foreign(NamedTuple):
     """Code of a program in one of torch's places. `traced_only`: only AOTAutograd runs it, Inductor does not."""
 
@@ -96,6 +101,7 @@ class _Namespace:
         self._attributes: Mapping[str, Any] = vars(module if cls is None else cls)
         self.foreign: list[tuple[str, Any]] = []
         self._size = -1
+        self._all: list[Any] = []
         self._values: Any = ()
         self._get: Callable[[Any], Any] = _nothing
 
@@ -105,16 +111,20 @@ class _Namespace:
         `own` collects the ids of values that are torch's: modules of torch import the same ones.
         """
         try:
-            if len(self._attributes) == self._size and self._get(self._attributes) == self._values:
+            # Equal lists are equal by identity almost always. Others may differ in data, such as a counter.
+            if (now := [*self._attributes.values()]) == self._all:
+                return
+            if len(now) == self._size and self._get(self._attributes) == self._values:
+                self._all = now
                 return
         except Exception:  # a name is gone, or objects that cannot be compared
             pass
         code = {
             name: value
             for name, value in [*self._attributes.items()]
-            if (type(value) not in DATA or value is None) and name not in _OF_EVERY_CLASS
+            if (type(value) not in _NEVER_FOREIGN or value is None) and name not in _OF_EVERY_CLASS
         }
-        self._size = len(self._attributes)
+        self._size, self._all = len(self._attributes), [*self._attributes.values()]
         self._get = operator.itemgetter(*code) if code else _nothing
         self._values = self._get(self._attributes)
         home = vars(self._module)
@@ -129,6 +139,8 @@ class _Namespace:
         self, name: str, value: Any, own: set[int], sources: Sources, source: tuple[str, str] | None
     ) -> bool:
         """Return whether a value counts as the program's; `source` is (module, name there) if the name is imported."""
+        if type(value) is types.ModuleType:
+            return self._is_another_module(name, value, sources, source) and self._wanted(name, value)
         is_imported = source is not None and _has(*source, value)
         if is_imported and source is not None and self._is_examined_too(source[0]):
             return False
@@ -137,6 +149,20 @@ class _Namespace:
             if is_imported or not is_substitute(self._module, self._class, name, value, sources):
                 return False
         return self._wanted(name, value)
+
+    def _is_another_module(
+        self, name: str, value: types.ModuleType, sources: Sources, source: tuple[str, str] | None
+    ) -> bool:
+        """Return whether torch's text binds a name to another module, or a module is neither torch's nor a library."""
+        if source is not None:
+            return not (_has(*source, value) or sys.modules.get(".".join(source)) is value)
+        given = vars(value).get("__name__")
+        if sys.modules.get(str(given)) is value and given in (name, f"{self.name}.{name}"):
+            return False
+        binding = sources.binding(self._module, name) or ""
+        if binding.startswith(IMPORT):
+            return sys.modules.get(binding.removeprefix(IMPORT)) is not value
+        return not is_loaded_module(value)
 
     def _is_examined_too(self, module: str) -> bool:
         """Return whether another module is examined for all graphs that this one is examined for."""
@@ -156,10 +182,15 @@ def _nothing(attributes: Any) -> Any:
 
 
 class _Examined:
-    """The namespaces of the loaded modules, by the number of modules that were loaded when they were listed."""
+    """The namespaces of the loaded modules, by the number of modules that were loaded when they were listed.
+
+    `as_attributes` has the dictionary of the package that has a module as an attribute: code of torch that says
+    ``torch.nn.functional.pad`` finds the module there, not in `sys.modules`.
+    """
 
     def __init__(self) -> None:
         self.modules: dict[str, types.ModuleType] = {}
+        self.as_attributes: dict[str, tuple[Mapping[str, Any], types.ModuleType, bool]] = {}
         self.spaces: list[_Namespace] = []
         self.loaded = 0
 
@@ -181,6 +212,12 @@ def foreign(sources: Sources, *, after_autograd: bool = False) -> list[Foreign]:
             # Inductor calls some of torch's functions in C as well.
             if not (space.traced_only and after_autograd) or type(value) in C_CODE:
                 by_name[f"{space.name}.{name}"] = Foreign(f"{space.name}.{name}", value, space.traced_only)
+    for full_name, (package, module, traced_only) in [*_examined.as_attributes.items()]:
+        value = package.get(full_name.rpartition(".")[2], module)
+        # A package may have a function of that name instead.
+        replaced = value is not module and (type(value) is types.ModuleType or not is_own(value))
+        if replaced and not (traced_only and after_autograd):
+            by_name[full_name] = Foreign(full_name, value, traced_only)
     return [by_name[name] for name in sorted(by_name)]
 
 
@@ -211,6 +248,9 @@ def _list_new_modules() -> None:
             _examined.spaces.append(_Namespace(name, module, None, _is_traced, True))
         elif (traced_only := _is_traced_only(name)) is not None:
             _add(name, module, traced_only)
+            package = sys.modules.get(name.rpartition(".")[0])
+            if package is not None:
+                _examined.as_attributes[name] = vars(package), module, traced_only
     _examined.loaded = len(sys.modules)
 
 

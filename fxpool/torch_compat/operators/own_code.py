@@ -31,6 +31,7 @@ __all__ = [
     "is_below",
     "is_below_torch",
     "is_file_of_torch",
+    "is_loaded_module",
     "is_own",
     "is_own_module",
     "is_tensor_method",
@@ -97,8 +98,10 @@ def _is_own(value: Any, depth: int) -> bool:
     if kind is functools.partial:
         parts = (value.func, *value.args, *value.keywords.values())
         return all(_is_own(part, depth) for part in parts)
+    if kind is types.ModuleType:
+        return is_loaded_module(value)  # its functions are examined where they are used
     if isinstance(value, types.ModuleType):
-        return True  # its functions are examined where they are used
+        return True
     return _is_known_class(kind) and all(_is_own(inside, depth + 1) for inside in _functions_in(value))
 
 
@@ -236,6 +239,22 @@ def is_torchs_module(module: Any) -> bool:
         return False
     file = getattr(module, "__file__", None)
     return file is None or os.path.abspath(file).startswith(ROOTS)
+
+
+def is_loaded_module(module: types.ModuleType) -> bool:
+    """Return whether a module is torch's or of a library that torch uses, and is the one that its name imports.
+
+    Some of torch's modules have put an object in their place, which holds them; some of ``torch._C`` are only
+    attributes.
+    """
+    name = vars(module).get("__name__")
+    if type(name) is not str or not _is_known_module(name):
+        return False
+    parent, _, last = name.rpartition(".")
+    places = [(sys.modules.get(name), "m"), (sys.modules.get(parent), last)]
+    return sys.modules.get(name) is module or any(
+        isinstance(place, types.ModuleType) and vars(place).get(attribute) is module for place, attribute in places
+    )
 
 
 def is_own_module(module: types.ModuleType) -> bool:

@@ -17,7 +17,7 @@ from fxpool.torch_compat.operators.bindings import UNKNOWN, bindings
 
 __all__ = ["Facts", "Sources", "file_of", "loaded", "source"]
 
-_QUESTION = ("sources of torch's modules", "constants and bindings")
+_QUESTION = ("sources of torch's modules", "constants, bindings and imports")
 
 
 class Facts(msgspec.Struct, array_like=True):

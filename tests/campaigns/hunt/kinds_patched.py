@@ -51,6 +51,32 @@ _IN_COMPILE_FX = (
     "_recursive_post_grad_passes",
 )
 
+# A copy of one of torch's modules, with another function, is put where torch's code finds the module.
+_COPY = """
+import types, torch, torch._decomp.decompositions
+original = {path}
+copy = types.ModuleType({name})
+vars(copy).update({{key: value for key, value in vars(original).items() if key not in ("__name__", "__spec__")}})
+copy.{function} = lambda *arguments, **named: original.{function}(*arguments, **named) * KKK
+{path} = copy
+"""
+
+
+def _module(name: str, path: str, function: str, expression: str, called: str = "'mine'") -> Change:
+    setup = _COPY.format(path=path, name=called, function=function)
+    return Change(name, setup=setup, body=f"return {expression}", stock=True)
+
+
+_IM2COL = "torch.ops.aten.im2col(x.reshape(1, 1, 1, -1), [1, 1], [1, 1], [0, 0], [1, 1]) + 1"
+
+register(
+    "module",
+    [
+        _module("of_the_program", "torch._decomp.decompositions.F", "pad", _IM2COL),
+        _module("with_the_name", "torch._decomp.decompositions.F", "pad", _IM2COL, "'torch.nn.functional'"),
+    ],
+)
+
 register(
     "patched",
     [

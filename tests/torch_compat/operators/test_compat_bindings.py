@@ -11,6 +11,8 @@ from whole.package import fourth
 from everything import *
 import a.b as c
 import d.e
+import d
+import e as g
 
 def plain(x=1):
     pass
@@ -51,12 +53,13 @@ def test_each_way_to_bind_a_name() -> None:
         "second": ("top.package.near", "second"),
         "third": ("top.above", "third"),
         "fourth": ("whole.package", "fourth"),
+        "c": ("a", "b"),
     }
     assert found.stars == ["everything"]
     others = {name: binding for name, binding in found.others.items() if "__" not in name}
     assert others == {
-        "c": UNKNOWN,
-        "d": UNKNOWN,
+        "d": "import d",
+        "g": "import e",
         "plain": DEFINED,
         "annotated": DEFINED,
         "decorated": DECORATED,

@@ -82,6 +82,42 @@ def test_a_torch_wrapper_around_a_function_of_the_program_is_found(monkeypatch: 
     assert places() == ["torch.nn.functional.silu"]
 
 
+def copied(module: types.ModuleType, name: str) -> types.ModuleType:
+    """A module of the program's with the functions of one of torch's."""
+    made = types.ModuleType(name)
+    vars(made).update({key: value for key, value in vars(module).items() if key not in ("__name__", "__spec__")})
+    return made
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "expected"),
+    [
+        (torch._decomp.decompositions, "F", "torch._decomp.decompositions.F"),  # import torch.nn.functional as F
+        (torch._decomp.decompositions, "prims", "torch._decomp.decompositions.prims"),
+        (torch._refs, "utils", "torch._refs.utils"),
+        (torch._refs, "math", "torch._refs.math"),
+        (torch._refs, "torch", "torch._refs.torch"),
+        (torch.nn, "functional", "torch.nn.functional"),
+        (torch, "_prims", "torch._prims"),
+        (torch._refs, "linalg", "torch._refs.linalg"),
+    ],
+)
+def test_another_module_in_place_of_one_is_found(
+    owner: Any, name: str, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = getattr(owner, name)
+    for other in (
+        copied(original, "of_the_program"),
+        copied(original, original.__name__),
+        torch.nn.init,
+        types.SimpleNamespace(pad=places),
+    ):
+        monkeypatch.setattr(owner, name, other)
+        assert expected in places(), other
+    monkeypatch.undo()
+    assert places() == []
+
+
 def test_additions_and_what_no_compile_runs_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.Tensor, "an_addition", lambda self: self, raising=False)
     monkeypatch.setattr(F, "an_addition", lambda x: x, raising=False)

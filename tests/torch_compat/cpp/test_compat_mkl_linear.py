@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fxpool.torch_compat.operators import mkl_linear
-from fxpool.torch_compat.operators.mkl_linear import Packing, UnknownPackingError
+from fxpool.torch_compat.cpp import mkl_linear
+from fxpool.torch_compat.cpp.mkl_linear import Packing, UnknownPackingError
 
 pytestmark = pytest.mark.skipif(not torch._C.has_mkl, reason="this build has no MKL")
 
