@@ -100,8 +100,8 @@ def _is_own(value: Any, depth: int) -> bool:
         return all(_is_own(part, depth) for part in parts)
     if kind is types.ModuleType:
         return is_loaded_module(value)  # its functions are examined where they are used
-    if isinstance(value, types.ModuleType):
-        return True
+    if isinstance(value, types.ModuleType):  # such as ``torch.ops.aten``
+        return is_loaded_module(value) or (is_below_torch(kind) and all(map(is_own, _functions_in(value))))
     return _is_known_class(kind) and all(_is_own(inside, depth + 1) for inside in _functions_in(value))
 
 
@@ -250,11 +250,10 @@ def is_loaded_module(module: types.ModuleType) -> bool:
     name = vars(module).get("__name__")
     if type(name) is not str or not _is_known_module(name):
         return False
-    parent, _, last = name.rpartition(".")
-    places = [(sys.modules.get(name), "m"), (sys.modules.get(parent), last)]
-    return sys.modules.get(name) is module or any(
-        isinstance(place, types.ModuleType) and vars(place).get(attribute) is module for place, attribute in places
-    )
+    loaded = sys.modules.get(name)
+    if loaded is module or (isinstance(loaded, types.ModuleType) and vars(loaded).get("m") is module):
+        return True
+    return name.startswith("torch._C.") and vars(torch._C).get(name.removeprefix("torch._C.")) is module
 
 
 def is_own_module(module: types.ModuleType) -> bool:

@@ -89,6 +89,13 @@ def copied(module: types.ModuleType, name: str) -> types.ModuleType:
     return made
 
 
+class _Lazy(types.ModuleType):
+    """A module that finds its functions elsewhere."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch.nn.functional, name)
+
+
 @pytest.mark.parametrize(
     ("owner", "name", "expected"),
     [
@@ -111,6 +118,7 @@ def test_another_module_in_place_of_one_is_found(
         copied(original, original.__name__),
         torch.nn.init,
         types.SimpleNamespace(pad=places),
+        _Lazy(original.__name__),
     ):
         monkeypatch.setattr(owner, name, other)
         assert expected in places(), other
