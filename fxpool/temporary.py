@@ -3,7 +3,8 @@
     with temporary.directory("unit") as path: ...
 
 A directory is locked while its process uses it. The kernel releases the lock when the process dies, however it dies,
-and the next process that makes a directory beside it removes it. Imports no other fxpool module.
+and the next process that makes a directory beside it removes it. A child that it forked holds the lock, too.
+Imports no other fxpool module.
 """
 
 from __future__ import annotations

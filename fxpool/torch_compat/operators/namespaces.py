@@ -100,7 +100,6 @@ class _Namespace:
         self.traced_only = traced_only
         self._attributes: Mapping[str, Any] = vars(module if cls is None else cls)
         self.foreign: list[tuple[str, Any]] = []
-        self._size = -1
         self._all: list[Any] = []
         self._values: Any = ()
         self._get: Callable[[Any], Any] = _nothing
@@ -114,7 +113,7 @@ class _Namespace:
             # Equal lists are equal by identity almost always. Others may differ in data, such as a counter.
             if (now := [*self._attributes.values()]) == self._all:
                 return
-            if len(now) == self._size and self._get(self._attributes) == self._values:
+            if len(now) == len(self._all) and self._get(self._attributes) == self._values:
                 self._all = now
                 return
         except Exception:  # a name is gone, or objects that cannot be compared
@@ -124,7 +123,7 @@ class _Namespace:
             for name, value in [*self._attributes.items()]
             if (type(value) not in _NEVER_FOREIGN or value is None) and name not in _OF_EVERY_CLASS
         }
-        self._size, self._all = len(self._attributes), [*self._attributes.values()]
+        self._all = [*self._attributes.values()]
         self._get = operator.itemgetter(*code) if code else _nothing
         self._values = self._get(self._attributes)
         home = vars(self._module)

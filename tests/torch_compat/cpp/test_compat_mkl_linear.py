@@ -12,7 +12,7 @@ pytestmark = pytest.mark.skipif(not torch._C.has_mkl, reason="this build has no 
 
 
 class _Layers:
-    """A graph with constants `weight`, `other` and `packed`, to which calls of MKL's linear layer are added."""
+    """A graph with constants `weight` and `packed`, to which calls of MKL's linear layer are added."""
 
     def __init__(self) -> None:
         self.graph = torch.fx.Graph()
