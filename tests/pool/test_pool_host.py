@@ -192,7 +192,7 @@ def test_a_server_that_hangs_for_ever_is_killed_by_its_successor(join: Make, pla
 @pytest.mark.slow
 def test_a_server_that_leaves_slowly_is_not_killed(join: Make, place: Place) -> None:
     """It was replaced, has said that it leaves, and a job goes on for longer than who hangs is given."""
-    client = join()
+    client = join(patience=60.0)  # it does not turn to the successor with its job
     mark = place.mark("mark-long")
     first = pid_of(client)
     job = client.submit("pool_jobs:wait_for_a_mark", str(mark).encode(), JobSpec(label="long"))
