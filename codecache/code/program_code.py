@@ -22,16 +22,14 @@ from fxpool.codecache.code.proof import Proof
 from fxpool.codecache.code.unproven import UnprovenError
 from fxpool.codecache.code.vouched import code_of
 from fxpool.installed import Kept
+from fxpool.torch_compat.changes import constants, namespaces, torch_sources
 from fxpool.torch_compat.operators import (
     added_kernels,
     by_value,
-    constants,
     inductor_tables,
-    namespaces,
     operator_tables,
     operators,
     registrations,
-    torch_sources,
 )
 from fxpool.torch_compat.operators.otherwise import Otherwise
 
@@ -103,8 +101,12 @@ def of(
         prove(_CHANGED + place, value)
     if answers is not None:
         for change in constants.changed(sources):
-            if not (change.traced_only and after_autograd):
+            if change.traced_only and after_autograd:
+                continue
+            if isinstance(change.value, str):
                 digests[_CHANGED + change.name] = change.value
+            else:
+                prove(_CHANGED + change.name, change.value)
         sources.keep(answers)
     try:
         for name, kernel in registrations.overridden():

@@ -11,12 +11,6 @@ custom_operators          operators behind the objects that `custom_op` and `tri
 operator_tables           Inductor's tables by operator, and torch's own entries in them
 inductor_tables           a program's lowerings, decompositions, patterns and device passes
 own_code                  whose code a function, class or module is
-namespaces                places in torch's modules and classes that a program changed
-substitutes               tells whether a function of torch is in its own place
-bindings                  reads bindings of names from the text of a module
-torch_sources             facts about torch's sources, stored per host
-literals                  literals that compiled code assigns
-constants                 torch's constants that have other values than in its source
 added_kernels             Python kernels that a program added to operators of torch
 by_value                  operators and registrations as bytes, for processes whose imports do not make them
 otherwise                 ends a compile that meets an operator with the program's own lowering

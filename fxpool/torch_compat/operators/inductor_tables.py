@@ -22,7 +22,7 @@ from fxpool.torch_compat.operators import by_value, operator_tables, operators, 
 from fxpool.torch_compat.operators.operator_tables import DECOMPOSED, LOWERED, TABLES, key_text, structure
 from fxpool.torch_compat.operators.otherwise import Otherwise
 
-__all__ = ["Entry", "Pattern", "entries", "for_a_worker", "of_operator", "pattern_parts"]
+__all__ = ["Entry", "Pattern", "entries", "for_a_worker", "of_operator", "pattern_parts", "places"]
 
 _COMMON = "torch._inductor.codegen.common"
 _PASSES = "torch._inductor.fx_passes."
@@ -53,6 +53,20 @@ class Entry(NamedTuple):
     key: Any = None
     is_torchs: bool = False
     vouched: Any = None
+
+
+def places() -> dict[str, set[str]]:
+    """Return the names of the examined containers by module."""
+    names: dict[str, set[str]] = {
+        "torch._decomp": {"global_decomposition_table", "decomposition_table", "meta_table",
+                          "pre_autograd_decomposition_table"},
+        "torch.fx.node": {"_side_effectful_functions"},
+        "torch._inductor.pattern_matcher": {"_known_precompiled_patterns", "_seen_patterns"},
+        _COMMON: {"device_codegens", "custom_backend_passes", "custom_backend_codegen_configs"},
+    }  # fmt: skip
+    for module, name in (*_OTHERS, *((table.module, table.name) for table in TABLES)):
+        names.setdefault(module, set()).add(name)
+    return names
 
 
 def entries() -> Iterator[Entry]:

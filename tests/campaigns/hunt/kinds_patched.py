@@ -69,6 +69,27 @@ def _module(name: str, path: str, function: str, expression: str, called: str = 
 
 _IM2COL = "torch.ops.aten.im2col(x.reshape(1, 1, 1, -1), [1, 1], [1, 1], [0, 0], [1, 1]) + 1"
 
+
+def _written(name: str, path: str, key: str, value: str, expression: str) -> Change:
+    """A program writes into one of the containers that torch's code reads while it compiles."""
+    setup = f"import torch, torch._inductor.ir, torch._inductor.codegen.cpp\n{path}[{key}] = {value}\n"
+    return Change(name, setup=setup, body=f"return {expression}", stock=True)
+
+
+_SHORT_SUM = "x.reshape(-1)[:4].sum() + x"  # unrolled, so that Inductor's table of functions combines the items
+
+register(
+    "container",
+    [
+        _written("function", "torch._inductor.ir.REDUCTION_COMBINE_FN", "'sum'", "lambda a, b: a * KKK", _SHORT_SUM),
+        _written("text", "torch._inductor.codegen.cpp.RTYPE_TO_CPP", "'sum'", "'+' if KKK < 3 else '*'", "x.sum() + x"),
+        _written(
+            "dtype", "torch._prims_common._computation_dtype_map", "torch.float16",
+            "torch.float64 if KKK < 3 else torch.float32", "(x.half() * 1.001).exp().float()",
+        ),
+    ],
+)  # fmt: skip
+
 register(
     "module",
     [

@@ -12,8 +12,8 @@ import torch
 import torch._refs
 import torch.nn.functional as F
 
-from fxpool.torch_compat.operators import namespaces
-from fxpool.torch_compat.operators.torch_sources import Sources
+from fxpool.torch_compat.changes import namespaces
+from fxpool.torch_compat.changes.torch_sources import Sources
 
 
 def places(*, after_autograd: bool = False) -> list[str]:

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from fxpool.torch_compat.operators import torch_sources
-from fxpool.torch_compat.operators.bindings import DEFINED
-from fxpool.torch_compat.operators.torch_sources import Sources
+from fxpool.torch_compat.changes import torch_sources
+from fxpool.torch_compat.changes.bindings import DEFINED
+from fxpool.torch_compat.changes.torch_sources import Sources
 
 
 class Answers:

@@ -12,23 +12,26 @@ import types
 import msgspec
 
 from fxpool.installed import Kept
-from fxpool.torch_compat.operators import literals
-from fxpool.torch_compat.operators.bindings import UNKNOWN, bindings
+from fxpool.torch_compat.changes import literals
+from fxpool.torch_compat.changes.bindings import UNKNOWN, bindings
+from fxpool.torch_compat.changes.literals import Template
 
 __all__ = ["Facts", "Sources", "file_of", "loaded", "source"]
 
-_QUESTION = ("sources of torch's modules", "constants, bindings and imports")
+_QUESTION = ("sources of torch's modules", "constants, displays, bindings and imports")
 
 
 class Facts(msgspec.Struct, array_like=True):
     """Facts about one module. `stamp` identifies its file; `constants` is None until its code is read.
 
-    `imports` has names by the module that they are imported from, with spaces between them (``name`` or
-    ``name=name there``); `bound` has bindings of other names that were asked for, None for names that are not bound.
+    `displays` are of containers that are not literals. `imports` has names by the module that they are imported from,
+    with spaces between them (``name`` or ``name=name there``); `bound` has bindings of other names that were asked for,
+    None for names that are not bound.
     """
 
     stamp: str
     constants: dict[str, str] | None = None
+    displays: dict[str, Template] = {}
     imports: dict[str, str] = {}
     stars: list[str] = []
     bound: dict[str, str | None] = {}
@@ -37,10 +40,14 @@ class Facts(msgspec.Struct, array_like=True):
 class _Stored(msgspec.Struct):
     modules: dict[str, Facts] = {}
     attributes: set[str] = set()
+    contents: set[str] = set()
 
 
 class Sources:
-    """The facts about torch's modules, and in `attributes` the names of attributes that code of torch assigns."""
+    """The facts about torch's modules.
+
+    `attributes` has the names of attributes that code of torch assigns, `contents` of containers that it writes to.
+    """
 
     def __init__(self, version: str, answers: Kept | None = None) -> None:
         self._version = version
@@ -51,7 +58,7 @@ class Sources:
             stored = msgspec.json.decode((answer or {}).get("modules", "{}"), type=_Stored)
         except msgspec.DecodeError:
             stored = _Stored()
-        self._modules, self.attributes = stored.modules, stored.attributes
+        self._modules, self.attributes, self.contents = stored.modules, stored.attributes, stored.contents
         self._imports: dict[str, tuple[dict[str, tuple[str, str]], list[str]]] = {}
         self._bound: dict[str, dict[str, str]] = {}
 
@@ -59,12 +66,18 @@ class Sources:
         """Store the facts for the next process, if any of them is new."""
         if self._is_new:
             self._is_new = False
-            stored = msgspec.json.encode(_Stored(self._modules, self.attributes), order="sorted").decode()
+            stored = msgspec.json.encode(
+                _Stored(self._modules, self.attributes, self.contents), order="sorted"
+            ).decode()
             answers.write(_QUESTION, (self._version,), {"modules": stored})
 
     def constants(self, module: types.ModuleType) -> dict[str, str]:
         """Return the constants of a module's source by name, as text. Raises OSError if its code can't be read."""
         return self._read(module).constants or {}
+
+    def displays(self, module: types.ModuleType) -> dict[str, Template]:
+        """Return the displays of containers in a module's source by name. Raises OSError as `constants`."""
+        return self._read(module).displays
 
     def imports(self, module: types.ModuleType) -> tuple[dict[str, tuple[str, str]], list[str]]:
         """Return (module, name there) of the names that a module imports, and modules whose names are all imported.
@@ -105,15 +118,16 @@ class Sources:
             code = _compiled(module)
             assigned = literals.assigned(code)
             self.attributes |= assigned.attributes
+            self.contents |= assigned.contents
             bound = bindings(code, module.__package__ or "")
             names: dict[str, list[str]] = {}
             for name, (home, there) in bound.imports.items():
                 names.setdefault(home, []).append(name if name == there else f"{name}={there}")
             facts.imports = {home: " ".join(inside) for home, inside in names.items()}
             facts.stars = bound.stars
-            facts.constants = {
-                name: value for name, value in literals.literals(code).items() if name not in assigned.variables
-            }
+            body = literals.body(code)
+            facts.constants = {name: one for name, one in body.literals.items() if name not in assigned.variables}
+            facts.displays = {name: one for name, one in body.displays.items() if name not in assigned.variables}
             self._is_new = True
         return facts
 

@@ -20,10 +20,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fxpool.torch_compat.operators.bindings import IMPORT
+from fxpool.torch_compat.changes.bindings import IMPORT
+from fxpool.torch_compat.changes.substitutes import is_in_place, is_substitute
+from fxpool.torch_compat.changes.torch_sources import Sources, source
 from fxpool.torch_compat.operators.own_code import C_CODE, DATA, is_below, is_loaded_module, is_own
-from fxpool.torch_compat.operators.substitutes import is_in_place, is_substitute
-from fxpool.torch_compat.operators.torch_sources import Sources, source
 
 __all__ = ["Foreign", "examined_modules", "foreign"]
 

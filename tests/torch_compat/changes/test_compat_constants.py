@@ -10,12 +10,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
+import torch
 import torch._inductor.codegen.common as common
 import torch._inductor.ir as ir
 import torch._inductor.runtime.hints as hints
 import torch.nn.functional as F
 
-from fxpool.torch_compat.operators import constants, torch_sources
+from fxpool.torch_compat.changes import constants, torch_sources
 
 
 class Answers:
@@ -43,7 +44,7 @@ def _listed_anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
 
 
-def changed() -> dict[str, str]:
+def changed() -> dict[str, Any]:
     sources = torch_sources.loaded("here", ANSWERS)
     found = {change.name: change.value for change in constants.changed(sources)}
     sources.keep(ANSWERS)
@@ -60,7 +61,7 @@ def test_torch_as_it_was_imported_has_no_changes() -> None:
                     with contextlib.suppress(ImportError):  # a library that is not installed
                         importlib.import_module(module.name)
     assert changed() == {}
-    assert len(constants._listed.plain) > 1500 and len(constants._listed.containers) > 30
+    assert len(constants._listed.rows) > 2000 and len(constants._listed._contents) > 300
 
 
 def test_a_constant_is_found_and_after_it_is_put_back_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,9 +82,47 @@ def test_a_container_is_found_that_is_changed_in_place(monkeypatch: pytest.Monke
     assert changed() != first
 
 
+@pytest.mark.parametrize(
+    ("place", "key", "value"),
+    [
+        ("torch._prims_common._computation_dtype_map", torch.bfloat16, torch.float64),
+        ("torch._prims_common._computation_dtype_map", torch.int8, torch.float64),
+        ("torch._inductor.ir.REDUCTION_COMBINE_FN", "sum", lambda a, b: a * b),
+        ("torch._inductor.codegen.cpp_utils.DTYPE_TO_CPP", torch.float32, "double"),
+        ("torch._inductor.codegen.cpp.RTYPE_TO_CPP", "sum", "*"),
+        ("torch._inductor.codegen.cpp.RTYPE_TO_CPP", "another", len),
+        ("torch._inductor.codegen.common.pointwise_overrides_data", "airy_ai", lambda: None),
+        ("torch._inductor.utils.op_dtype_propagation_rules", "sin", lambda: None),
+        ("torch._subclasses.fake_tensor._DISPATCH_META_HANDLERS", torch.ops.prim.device.default, lambda arguments: 3),
+    ],
+)
+def test_an_entry_of_a_container_is_found(monkeypatch: pytest.MonkeyPatch, place: str, key: Any, value: Any) -> None:
+    module, _, name = place.rpartition(".")
+    table = getattr(importlib.import_module(module), name)
+    assert changed() == {}
+    with monkeypatch.context() as patch:
+        patch.setitem(table, key, value)
+        assert list(changed()) == [place]
+    assert changed() == {}
+
+
+def test_another_container_in_the_place_of_an_imported_one_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch._inductor.graph as graph
+
+    assert changed() == {}
+    monkeypatch.setattr(graph, "lowerings", {**graph.lowerings})
+    assert list(changed()) == ["torch._inductor.graph.lowerings"]
+
+
 def test_an_equal_value_of_another_type_is_another_value(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hints, "TRITON_MAX_RSPLIT", float(hints.TRITON_MAX_RSPLIT))
     assert list(changed().values()) == ["64.0"]
+
+
+def test_an_equal_item_of_another_type_is_another_item(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert changed() == {}
+    monkeypatch.setitem(hints.TRITON_MAX_BLOCK, "X", float(hints.TRITON_MAX_BLOCK["X"]))
+    assert list(changed()) == ["torch._inductor.runtime.hints.TRITON_MAX_BLOCK"]
 
 
 def test_a_constant_of_a_class_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,4 +164,4 @@ def test_a_module_that_cannot_be_read_counts_as_changed(monkeypatch: pytest.Monk
 
 def test_without_a_place_for_answers_modules_are_read() -> None:
     assert constants.changed(torch_sources.loaded("here")) == []
-    assert len(constants._listed.plain) > 1000
+    assert len(constants._listed.rows) > 1000

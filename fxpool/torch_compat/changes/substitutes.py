@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from fxpool.torch_compat.operators.bindings import CALL, DECORATED, DEFINED, WORDS
+from fxpool.torch_compat.changes.bindings import CALL, DECORATED, DEFINED, WORDS
+from fxpool.torch_compat.changes.torch_sources import Sources
 from fxpool.torch_compat.operators.own_code import C_CODE, held_functions, is_torchs_module
-from fxpool.torch_compat.operators.torch_sources import Sources
 
 __all__ = ["is_in_place", "is_substitute"]
 

@@ -7,11 +7,11 @@ text tells: it binds another function to that name.
 from __future__ import annotations
 
 import dataclasses
-import sys
 import types
 from collections.abc import Iterator
 
-from fxpool.torch_compat.operators.literals import class_bodies, instructions
+from fxpool.torch_compat.changes.literals import class_bodies
+from fxpool.torch_compat.changes.stack import NAMED, instructions
 
 __all__ = ["CALL", "DECORATED", "DEFINED", "IMPORT", "UNKNOWN", "WORDS", "Bindings", "bindings"]
 
@@ -70,8 +70,8 @@ def _bound(code: types.CodeType, package: str) -> Iterator[tuple[str, tuple[str,
             statement.constants.append(code.co_consts[argument])
         elif instruction == "LOAD_SMALL_INT":
             statement.constants.append(argument)
-        elif instruction in _NAMED:
-            statement.names.append(code.co_names[argument >> _NAMED[instruction]])
+        elif instruction in NAMED:
+            statement.names.append(code.co_names[argument >> NAMED[instruction]])
         elif instruction == "IMPORT_NAME":
             module = statement.imported(code.co_names[argument], package)
             statement.whole = "" if module else code.co_names[argument]
@@ -90,11 +90,6 @@ def _bound(code: types.CodeType, package: str) -> Iterator[tuple[str, tuple[str,
             statement = _Statement()
         if instruction not in ("CACHE", "EXTENDED_ARG"):
             before = instruction
-
-
-_IS_3_11, _IS_3_12 = sys.version_info >= (3, 11), sys.version_info >= (3, 12)
-#: Instruction -> how many bits of its argument come after the index of a name.
-_NAMED = {"LOAD_NAME": 0, "LOAD_ATTR": int(_IS_3_12), "LOAD_METHOD": 0, "LOAD_GLOBAL": int(_IS_3_11)}
 
 
 class _Statement:

@@ -1,0 +1,197 @@
+"""Finds constants of torch's modules and classes, and defaults of functions, that a program set to other values.
+
+Constants are names that torch's source assigns once, a literal (a number, a text, a container of them) or a display of
+a container, and that no code of torch assigns again or writes to (`torch_sources`, `literals`, `displays`). Of other
+containers only code that the program put there is found. To compare 1,900 constants takes 30 ms for a process's first
+key and 1 ms for others.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import operator
+import sys
+import types
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from fxpool.torch_compat.changes import displays, literals, namespaces, torch_sources
+from fxpool.torch_compat.operators import inductor_tables, own_code
+
+__all__ = ["Change", "changed"]
+
+
+class Change(NamedTuple):
+    """One changed constant. `traced_only` as in `namespaces`, which finds code in its place.
+
+    `value` is its text, or a tuple of what a container has that is not plain data.
+    """
+
+    name: str
+    value: str | tuple[Any, ...]
+    traced_only: bool
+
+
+class _Row(NamedTuple):
+    """One constant: `differs` tells whether a value is not as in the source.
+
+    `is_imported`: it is another module's container, whose contents are compared there.
+    """
+
+    name: str
+    get: Callable[[], Any]
+    differs: Callable[[Any], bool]
+    traced_only: bool
+    is_imported: bool = False
+
+
+class _Listed:
+    """The constants of all modules that were loaded when `loaded` were, and the last changes."""
+
+    def __init__(self, loaded: int, rows: list[_Row], unread: Sequence[Change] = ()) -> None:
+        self.loaded, self._unread = loaded, unread
+        self.rows = rows
+        self._last: list[Any] | None = None
+        self._contents: list[tuple[Any, tuple[Any, ...]]] = []
+        self._changes: list[Change] = []
+
+    def changed(self) -> list[Change]:
+        values = [row.get() for row in self.rows]
+        if self._last is None or not (
+            _are_same(values, self._last) and all(_is_as_it_was(*one) for one in self._contents)
+        ):
+            changes = (
+                Change(row.name, _described(value), row.traced_only)
+                for row, value in zip(self.rows, values, strict=True)
+                if row.differs(value)
+            )
+            self._changes = sorted((*self._unread, *changes), key=operator.attrgetter("name"))
+            own = [value for row, value in zip(self.rows, values, strict=True) if not row.is_imported]
+            containers = [inner for value in own for inner in displays.nested(value)]
+            self._last, self._contents = values, [(one, displays.snapshot(one)) for one in containers]
+        return self._changes
+
+
+def _is_as_it_was(container: Any, contents: tuple[Any, ...]) -> bool:
+    return _are_same(displays.snapshot(container), contents)
+
+
+def _are_same(values: Sequence[Any], others: Sequence[Any]) -> bool:
+    return len(values) == len(others) and all(map(operator.is_, values, others))
+
+
+def _described(value: Any) -> str | tuple[Any, ...]:
+    text = literals.text(value)
+    return text if text is not None else displays.flat(value)
+
+
+_listed = _Listed(0, [])
+
+
+def changed(sources: torch_sources.Sources) -> list[Change]:
+    """Return the constants that are not as torch's source has them, sorted; usually none.
+
+    A module whose code can't be read is among them.
+    """
+    global _listed
+    listed = _listed
+    if listed.loaded != len(sys.modules):
+        listed = _listed = _Listed(len(sys.modules), *_rows(sources))
+    return listed.changed()
+
+
+def _rows(sources: torch_sources.Sources) -> tuple[list[_Row], list[Change]]:
+    modules: list[tuple[types.ModuleType, bool]] = []
+    unread: list[Change] = []
+    for name, module, traced in namespaces.examined_modules():
+        # A module without a loader is an object that torch put in the place of one; `switches` captures its flags.
+        if torch_sources.file_of(module) and module.__loader__ is not None:
+            try:
+                sources.constants(module)
+                modules.append((module, traced))
+            except OSError as error:
+                unread.append(Change(name, f"its code can't be read: {error}", traced))
+    return [row for module, traced in modules for row in _of_module(module, traced, sources)], unread
+
+
+def _of_module(module: types.ModuleType, traced: bool, sources: torch_sources.Sources) -> Iterator[_Row]:
+    for place, expected in sources.constants(module).items():
+        if (found := _find(module, place, sources)) is not None:
+            yield _Row(f"{module.__name__}.{place}", found[1], functools.partial(_is_another, expected), traced)
+    for place, template in sources.displays(module).items():
+        if (found := _find(module, place, sources)) is not None:
+            differs = functools.partial(displays.differs, template, names=displays.scopes(module, found[0]))
+            yield _Row(f"{module.__name__}.{place}", found[1], differs, traced)
+
+    if traced:
+        return
+    listed = {*sources.constants(module), *sources.displays(module)}
+    imports = sources.imports(module)[0]
+    for place, get in _containers(module):
+        name = f"{module.__name__}.{place}"
+        if place in imports:
+            home, there = imports[place]
+            if vars(sys.modules.get(home, module)).get(there) is get():
+                yield _Row(name, get, functools.partial(_is_not_that_of, home, there), traced, True)
+            continue
+        is_registry = own_code.is_below(name, _REGISTRIES) and place.rpartition(".")[2] in sources.contents
+        if place not in listed and not is_registry and place not in _LISTED_ELSEWHERE.get(module.__name__, ()):
+            yield _Row(name, get, displays.has_foreign_code, traced)
+
+
+def _is_not_that_of(home: str, name: str, value: Any) -> bool:
+    return home in sys.modules and vars(sys.modules[home]).get(name) is not value
+
+
+def _containers(module: types.ModuleType) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """Yield the name of each container that can change in a module and its classes, and a function that reads it."""
+    for name, value in [*vars(module).items()]:
+        if type(value) in displays.MUTABLE and not name.startswith("__"):
+            yield name, functools.partial(vars(module).get, name, _MISSING)
+        elif isinstance(value, type) and vars(value).get("__module__") == module.__name__:
+            for inner, attribute in [*vars(value).items()]:
+                if type(attribute) in displays.MUTABLE and not inner.startswith("__"):
+                    yield f"{name}.{inner}", functools.partial(vars(value).get, inner, _MISSING)
+
+
+#: Modules whose containers torch fills with code for a program's own types and operators, or with configuration.
+_REGISTRIES = ("torch.fx", "torch._library", "torch._ops", "torch.utils", "torch._jit_internal", "torch.overrides",
+               "torch._higher_order_ops", "torch.autograd", "torch._guards", "torch.compiler.config",
+               "torch._inductor.config", "torch._functorch.config")  # fmt: skip
+#: Containers that `inductor_tables` examines.
+_LISTED_ELSEWHERE = inductor_tables.places()
+
+
+def _is_another(expected: str, value: Any) -> bool:
+    text = literals.text(value)
+    return text != expected and (text is not None or type(value) in displays.CONTAINERS)
+
+
+def _find(module: types.ModuleType, place: str, sources: torch_sources.Sources) -> tuple[Any, Callable[[], Any]] | None:
+    """Return the owner of a constant and a function that reads it; None if it is not one, or is gone."""
+    name = place.rpartition(".")[2]
+    return None if name in sources.attributes or name in sources.contents else _getter(module, place)
+
+
+_MISSING = object()
+
+
+def _getter(module: types.ModuleType, path: str) -> tuple[Any, Callable[[], Any]] | None:
+    """Return as `_find`; None if its class or function has been removed."""
+    *outer, name = path.split(".")
+    owner: Any = module
+    for part in outer:
+        owner = vars(owner).get(part) if hasattr(owner, "__dict__") else None
+        owner = owner.__func__ if isinstance(owner, (staticmethod, classmethod)) else owner
+    if name in ("__defaults__", "__kwdefaults__"):
+        # Else it is a wrapper, or a function in torch's place: `namespaces` finds the program's.
+        is_defined = (
+            type(owner) is types.FunctionType
+            and owner.__code__.co_name == outer[-1]
+            and own_code.is_file_of_torch(owner.__code__.co_filename)
+        )
+        return (owner, functools.partial(getattr, owner, name)) if is_defined else None
+    if not isinstance(owner, (type, types.ModuleType)) or isinstance(owner, enum.EnumMeta):
+        return None
+    return (owner, functools.partial(vars(owner).get, name, _MISSING)) if name in vars(owner) else None

@@ -1,0 +1,146 @@
+"""`displays` compares containers with the displays that made them."""
+
+from __future__ import annotations
+
+import math
+import operator
+import types
+from collections import OrderedDict
+from typing import Any
+
+import pytest
+from torch.utils._ordered_set import OrderedSet
+
+from fxpool.torch_compat.changes import displays, literals
+
+SOURCE = """
+import math, operator
+from collections import OrderedDict
+from torch.utils._ordered_set import OrderedSet
+def defined(): pass
+MAP = {"a": math.sin, operator.add: [1, math.pi], (1, math.e): {"x", "y"}}
+ITEMS = [defined, lambda: 3, 2.5, True]
+NAMES = {math.sin, math.cos}
+ORDERED = OrderedSet([math.sin, "b"])
+FROZEN = frozenset({math.sin, 3})
+KEYED = OrderedDict({"a": math.sin})
+PAIR = (math.sin, 1)
+CHOSEN = [math.sin if operator else 1, 2 if math == operator else 3]
+"""
+
+
+@pytest.fixture
+def module() -> types.ModuleType:
+    made = types.ModuleType("made")
+    exec(compile(SOURCE, math.__spec__.origin or "math", "exec"), vars(made))
+    vars(made)["ITEMS"][1] = operator.itemgetter  # as torch's code would be: this file's is the program's
+    return made
+
+
+def differs(module: types.ModuleType, name: str) -> bool:
+    template = literals.body(compile(SOURCE, "made.py", "exec")).displays[name]
+    return displays.differs(template, vars(module)[name], displays.scopes(module, module))
+
+
+NAMES = ("MAP", "ITEMS", "NAMES", "ORDERED", "FROZEN", "KEYED", "PAIR", "CHOSEN")
+
+
+def test_what_the_source_makes_does_not_differ(module: types.ModuleType) -> None:
+    assert [name for name in NAMES if differs(module, name)] == []
+
+
+def write_map(made: Any) -> None:
+    made.MAP["a"] = math.cos
+
+
+def add_to_map(made: Any) -> None:
+    made.MAP["b"] = math.cos
+
+
+def remove_from_map(made: Any) -> None:
+    del made.MAP[operator.add]
+
+
+def write_inside(made: Any) -> None:
+    made.MAP[operator.add][0] = 2
+
+
+def write_a_set_inside(made: Any) -> None:
+    made.MAP[1, math.e].add("z")
+
+
+def swap_equal(made: Any) -> None:
+    made.ITEMS[3] = 1
+
+
+def put_own_code(made: Any) -> None:
+    made.ITEMS[1] = lambda: 4
+
+
+def add_to_set(made: Any) -> None:
+    made.NAMES.add(math.tan)
+
+
+def exchange_in_set(made: Any) -> None:
+    made.NAMES.remove(math.sin)
+    made.NAMES.add(math.tan)
+
+
+def add_to_ordered_set(made: Any) -> None:
+    made.ORDERED.add("c")
+
+
+def replace_frozen(made: Any) -> None:
+    made.FROZEN = frozenset({math.sin, 4})
+
+
+def write_ordered_dict(made: Any) -> None:
+    made.KEYED["a"] = math.cos
+
+
+def replace_pair(made: Any) -> None:
+    made.PAIR = (math.sin, 2)
+
+
+def the_other_branch(made: Any) -> None:
+    made.CHOSEN[0] = 1
+
+
+def another_type(made: Any) -> None:
+    made.NAMES = [*made.NAMES]
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        (write_map, "MAP"), (add_to_map, "MAP"), (remove_from_map, "MAP"), (write_inside, "MAP"),
+        (write_a_set_inside, "MAP"), (swap_equal, "ITEMS"), (put_own_code, "ITEMS"), (add_to_set, "NAMES"),
+        (exchange_in_set, "NAMES"), (add_to_ordered_set, "ORDERED"), (replace_frozen, "FROZEN"),
+        (write_ordered_dict, "KEYED"), (replace_pair, "PAIR"), (another_type, "NAMES"),
+        (the_other_branch, "CHOSEN"),
+    ],
+)  # fmt: skip
+def test_any_change_of_one_is_seen(module: types.ModuleType, change: Any, name: str) -> None:
+    change(module)
+    assert [one for one in NAMES if differs(module, one)] == [name]
+
+
+def test_a_name_that_can_t_be_looked_up_tells_nothing(module: types.ModuleType) -> None:
+    del vars(module)["operator"]
+    assert not differs(module, "MAP")
+
+
+def test_containers_that_change_are_listed_with_those_inside() -> None:
+    inner: list[int] = [1]
+    whole = {"a": (inner, frozenset((1,)))}
+    assert [*displays.nested(whole)] == [whole, inner]
+    assert displays.snapshot(whole) == ("a", whole["a"]) and displays.snapshot(OrderedDict(b=2)) == ("b", 2)
+
+
+def test_code_of_the_program_is_found_but_not_for_its_own_classes() -> None:
+    class Mine:
+        pass
+
+    assert displays.has_foreign_code({"a": [1, (len, lambda: 3)]})
+    assert displays.has_foreign_code([staticmethod(lambda: 3)])
+    assert not displays.has_foreign_code({Mine: lambda: 3, "a": OrderedSet([len, math.sin])})
