@@ -6,7 +6,7 @@
     nested       flattens and rebuilds nested containers
     dynamo       Dynamo, symbolic shapes and fake tensors
     operators    operators by name, and a program's registrations for them
-    changes      what a program changed in torch's modules
+    changes      a program's changes in torch's modules
     state        configuration and switches that affect compiled code
     inductor     AOTAutograd and Inductor
     cpp          the C++ toolchain as Inductor uses it

@@ -79,7 +79,7 @@ def test_what_only_one_level_lacks_is_compiled_in_the_process(shared_pool: objec
     assert right and lowered == compiles["in_process"] == 2 and fallbacks == {"compile_error:AttributeError": 1}
 
 
-# What no level of the chain comes past is counted as such.
+# Anything that all levels of the chain lack is counted as such.
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("missing", "reasons"),

@@ -6,5 +6,6 @@ constants        constants, containers and defaults of functions that are not as
 torch_sources    facts about the sources, stored per host
 bindings         reads what names are bound to from compiled code
 literals         reads literals and displays of containers from compiled code
+stack            follows the stack of compiled code
 displays         compares containers with their displays
 """

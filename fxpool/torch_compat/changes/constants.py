@@ -168,10 +168,10 @@ def _is_another(expected: str, value: Any) -> bool:
     return text != expected and (text is not None or type(value) in displays.CONTAINERS)
 
 
-def _find(module: types.ModuleType, place: str, sources: torch_sources.Sources) -> tuple[Any, Callable[[], Any]] | None:
+def _find(module: types.ModuleType, path: str, sources: torch_sources.Sources) -> tuple[Any, Callable[[], Any]] | None:
     """Return the owner of a constant and a function that reads it; None if it is not one, or is gone."""
-    name = place.rpartition(".")[2]
-    return None if name in sources.attributes or name in sources.contents else _getter(module, place)
+    name = path.rpartition(".")[2]
+    return None if name in sources.attributes or name in sources.contents else _getter(module, path)
 
 
 _MISSING = object()

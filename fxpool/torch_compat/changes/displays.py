@@ -1,7 +1,7 @@
 """Compares containers of torch's modules with the displays in its source that made them.
 
-A display may name other objects, as ``{torch.half: torch.float32}`` does: these are looked up in the module. What it
-computes is unknown, and only has to be torch's code or plain data.
+A display may name other objects, as ``{torch.half: torch.float32}`` does: these are looked up in the module. Values
+that it computes are unknown, and only have to be torch's code or plain data.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def _named(path: str, names: Scopes) -> Any:
 
 
 def _is_same(expected: Any, value: Any) -> bool:
-    """Return whether two objects are the same; methods are made anew by each access, and data may be equal."""
+    """Return whether two objects are the same; each access makes a new object of a method, and data may be equal."""
     if expected is value:
         return True
     return type(expected) is type(value) and type(value) in _EQUAL_IF_SAME and bool(expected == value)

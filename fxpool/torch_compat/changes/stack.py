@@ -118,7 +118,7 @@ class Stack:
 
     def follow(self) -> Iterator[tuple[str, int]]:
         """Yield (name, argument) of each instruction of the code before it takes effect on the stack."""
-        arrivals = set(dis.findlabels(self._code.co_code))
+        arrivals = set(dis.findlabels(self._code.co_code))  # type: ignore[arg-type]  # bytes, by its docs
         before = ""
         for offset, name, argument in _with_offsets(self._code):
             if offset in arrivals and before != "JUMP_FORWARD":  # else the second branch begins

@@ -76,19 +76,22 @@ def _written(name: str, path: str, key: str, value: str, expression: str) -> Cha
     return Change(name, setup=setup, body=f"return {expression}", stock=True)
 
 
-_SHORT_SUM = "x.reshape(-1)[:4].sum() + x"  # unrolled, so that Inductor's table of functions combines the items
+# Unrolled, so that Inductor's table of functions combines the items.
+_SHORT_SUM = "x.reshape(-1)[:4].reshape(2, 2).sum(-1) + 1"
 
 register(
     "container",
     [
         _written("function", "torch._inductor.ir.REDUCTION_COMBINE_FN", "'sum'", "lambda a, b: a * KKK", _SHORT_SUM),
-        _written("text", "torch._inductor.codegen.cpp.RTYPE_TO_CPP", "'sum'", "'+' if KKK < 3 else '*'", "x.sum() + x"),
         _written(
-            "dtype", "torch._prims_common._computation_dtype_map", "torch.float16",
-            "torch.float64 if KKK < 3 else torch.float32", "(x.half() * 1.001).exp().float()",
+            "dtype",
+            "torch._prims_common._computation_dtype_map",
+            "torch.float16",
+            "torch.float32 if KKK == 3.0 else torch.float64",
+            "torch.nn.functional.gelu(x.half() * 300).float()",
         ),
     ],
-)  # fmt: skip
+)
 
 register(
     "module",

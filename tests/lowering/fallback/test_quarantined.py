@@ -103,7 +103,7 @@ def test_other_processes_do_not_try(shared_pool: Path, cache: Path, tmp_path: Pa
     how = f"unless {ready}"
     first = json.loads(run_python(["-c", PROGRAM, str(HERE), how]))
     assert first[1] == {"worker_died": 1, "quarantined": 1}
-    # In a pool of its own: other test processes use the shared one.
+    # In another pool: other test processes use the shared one.
     own = {"FXPOOL_RUNTIME_DIR": str(shared_pool / "q")}
     forks, eager, said, compiles = json.loads(run_python(["-c", PROGRAM, str(HERE), how], **own))
     assert eager == {"quarantined": 2}

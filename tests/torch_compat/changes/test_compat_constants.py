@@ -83,7 +83,7 @@ def test_a_container_is_found_that_is_changed_in_place(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(
-    ("place", "key", "value"),
+    ("table_name", "key", "value"),
     [
         ("torch._prims_common._computation_dtype_map", torch.bfloat16, torch.float64),
         ("torch._prims_common._computation_dtype_map", torch.int8, torch.float64),
@@ -96,13 +96,15 @@ def test_a_container_is_found_that_is_changed_in_place(monkeypatch: pytest.Monke
         ("torch._subclasses.fake_tensor._DISPATCH_META_HANDLERS", torch.ops.prim.device.default, lambda arguments: 3),
     ],
 )
-def test_an_entry_of_a_container_is_found(monkeypatch: pytest.MonkeyPatch, place: str, key: Any, value: Any) -> None:
-    module, _, name = place.rpartition(".")
+def test_an_entry_of_a_container_is_found(
+    monkeypatch: pytest.MonkeyPatch, table_name: str, key: Any, value: Any
+) -> None:
+    module, _, name = table_name.rpartition(".")
     table = getattr(importlib.import_module(module), name)
     assert changed() == {}
     with monkeypatch.context() as patch:
         patch.setitem(table, key, value)
-        assert list(changed()) == [place]
+        assert list(changed()) == [table_name]
     assert changed() == {}
 
 

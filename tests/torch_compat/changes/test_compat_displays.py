@@ -45,69 +45,69 @@ def differs(module: types.ModuleType, name: str) -> bool:
 NAMES = ("MAP", "ITEMS", "NAMES", "ORDERED", "FROZEN", "KEYED", "PAIR", "CHOSEN")
 
 
-def test_what_the_source_makes_does_not_differ(module: types.ModuleType) -> None:
+def test_containers_as_the_source_makes_them_do_not_differ(module: types.ModuleType) -> None:
     assert [name for name in NAMES if differs(module, name)] == []
 
 
-def write_map(made: Any) -> None:
-    made.MAP["a"] = math.cos
+def write_map(module: Any) -> None:
+    module.MAP["a"] = math.cos
 
 
-def add_to_map(made: Any) -> None:
-    made.MAP["b"] = math.cos
+def add_to_map(module: Any) -> None:
+    module.MAP["b"] = math.cos
 
 
-def remove_from_map(made: Any) -> None:
-    del made.MAP[operator.add]
+def remove_from_map(module: Any) -> None:
+    del module.MAP[operator.add]
 
 
-def write_inside(made: Any) -> None:
-    made.MAP[operator.add][0] = 2
+def write_inside(module: Any) -> None:
+    module.MAP[operator.add][0] = 2
 
 
-def write_a_set_inside(made: Any) -> None:
-    made.MAP[1, math.e].add("z")
+def write_a_set_inside(module: Any) -> None:
+    module.MAP[1, math.e].add("z")
 
 
-def swap_equal(made: Any) -> None:
-    made.ITEMS[3] = 1
+def swap_equal(module: Any) -> None:
+    module.ITEMS[3] = 1
 
 
-def put_own_code(made: Any) -> None:
-    made.ITEMS[1] = lambda: 4
+def put_own_code(module: Any) -> None:
+    module.ITEMS[1] = lambda: 4
 
 
-def add_to_set(made: Any) -> None:
-    made.NAMES.add(math.tan)
+def add_to_set(module: Any) -> None:
+    module.NAMES.add(math.tan)
 
 
-def exchange_in_set(made: Any) -> None:
-    made.NAMES.remove(math.sin)
-    made.NAMES.add(math.tan)
+def exchange_in_set(module: Any) -> None:
+    module.NAMES.remove(math.sin)
+    module.NAMES.add(math.tan)
 
 
-def add_to_ordered_set(made: Any) -> None:
-    made.ORDERED.add("c")
+def add_to_ordered_set(module: Any) -> None:
+    module.ORDERED.add("c")
 
 
-def replace_frozen(made: Any) -> None:
-    made.FROZEN = frozenset({math.sin, 4})
+def replace_frozen(module: Any) -> None:
+    module.FROZEN = frozenset({math.sin, 4})
 
 
-def write_ordered_dict(made: Any) -> None:
-    made.KEYED["a"] = math.cos
+def write_ordered_dict(module: Any) -> None:
+    module.KEYED["a"] = math.cos
 
 
-def replace_pair(made: Any) -> None:
-    made.PAIR = (math.sin, 2)
+def replace_pair(module: Any) -> None:
+    module.PAIR = (math.sin, 2)
 
 
-def the_other_branch(made: Any) -> None:
-    made.CHOSEN[0] = 1
+def the_other_branch(module: Any) -> None:
+    module.CHOSEN[0] = 1
 
 
-def another_type(made: Any) -> None:
-    made.NAMES = [*made.NAMES]
+def another_type(module: Any) -> None:
+    module.NAMES = [*module.NAMES]
 
 
 @pytest.mark.parametrize(
