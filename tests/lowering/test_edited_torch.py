@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from processes import HERE, run_python
+from tiers import first_tier
 
 PLAIN, EDITED = [0.2, 1.0], [0.24, 0.92]  # rounded to one decimal and doubled; to two
 FILE = "_inductor/decomposition.py"
@@ -45,7 +46,7 @@ def edit(overlay: Path) -> None:
     path.write_text(after)
 
 
-@pytest.fixture(params=["variable", "program"])
+@pytest.fixture(params=first_tier(["variable", "program"], "variable"))
 def child(request: pytest.FixtureRequest) -> Iterator[Any]:
     """Start a child that imports torch from an overlay, named by PYTHONPATH or by the program itself."""
 
@@ -63,7 +64,6 @@ def child(request: pytest.FixtureRequest) -> Iterator[Any]:
     yield run
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_an_edited_torch_is_compiled_with_and_has_a_key_of_its_own(child: Any, overlay: Path) -> None:
     first = child(None)

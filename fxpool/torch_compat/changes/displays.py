@@ -99,7 +99,8 @@ def _has_items(templates: list[Template], value: Any, names: Scopes) -> bool:
 
 def _has_pairs(templates: list[Template], value: Mapping[Any, Any], names: Scopes) -> bool:
     pairs = {_expected(key, names): one for key, one in zip(templates[::2], templates[1::2], strict=True)}
-    now = list(value.items())
+    # `eval` adds the last one to a dictionary of names.
+    now = [pair for pair in list(value.items()) if pair[0] != "__builtins__" or pair[1] is not vars(builtins)]
     return len(pairs) == len(now) and all(
         type(key) is type(expected) and key == expected and _matches(template, one, names)
         for (expected, template), (key, one) in zip(pairs.items(), now, strict=True)

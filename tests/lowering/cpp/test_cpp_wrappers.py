@@ -27,7 +27,7 @@ inputs = [torch.linspace(-2, 2, 32, requires_grad={gradient}).reshape(4, 8){deta
 
 
 @pytest.mark.parametrize(
-    ("through_cpp", "train"), first_tier([(True, False), (True, True), (False, True)], (True, True))
+    ("through_cpp", "train"), first_tier([(True, False), (True, True), (False, True)], (True, True), (False, True))
 )
 def test_a_hit_calls_no_compiler(programs: Programs, through_cpp: bool, train: bool) -> None:
     main = MAIN.format(gradient=train, detached=".detach().requires_grad_()" if train else "")

@@ -167,3 +167,25 @@ def test_a_module_that_cannot_be_read_counts_as_changed(monkeypatch: pytest.Monk
 def test_without_a_place_for_answers_modules_are_read() -> None:
     assert constants.changed(torch_sources.loaded("here")) == []
     assert len(constants._listed.rows) > 1000
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of torch's, about its own code
+def test_compiles_change_nothing() -> None:
+    """Containers that torch's own code fills while it runs are not told from a program's changes."""
+
+    def attended(x: torch.Tensor) -> torch.Tensor:
+        return (x.sin() @ x.T).softmax(-1) + x.sum()
+
+    x = torch.randn(8, 8, requires_grad=True)
+    network = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.Dropout())
+    with torch._inductor.config.patch(fx_graph_cache=False), torch._functorch.config.patch(enable_autograd_cache=False):
+        for dynamic in (False, True):
+            torch._dynamo.reset()
+            torch.compile(attended, dynamic=dynamic)(x).sum().backward()
+        torch.compile(network)(torch.randn(2, 3, 8, 8)).sum().backward()
+        with torch.no_grad(), torch._inductor.config.patch(freezing=True, max_autotune=True):
+            torch.compile(torch.nn.Linear(16, 16).eval())(torch.randn(4, 16))
+            torch.compile(lambda x: x[x > 0].sum() + x.topk(2).values.sum())(torch.randn(9))
+    torch._dynamo.reset()
+    assert changed() == {}

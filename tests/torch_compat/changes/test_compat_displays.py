@@ -125,6 +125,13 @@ def test_any_change_of_one_is_seen(module: types.ModuleType, change: Any, name: 
     assert [one for one in NAMES if differs(module, one)] == [name]
 
 
+def test_a_dictionary_may_have_been_the_names_of_evaluated_code(module: types.ModuleType) -> None:
+    eval("1", module.MAP)
+    assert "__builtins__" in module.MAP and not differs(module, "MAP")
+    module.MAP["__builtins__"] = {"len": max}
+    assert differs(module, "MAP")
+
+
 def test_a_name_that_can_t_be_looked_up_tells_nothing(module: types.ModuleType) -> None:
     del vars(module)["operator"]
     assert not differs(module, "MAP")
