@@ -8,18 +8,7 @@ import types
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from fxpool.torch_compat.changes.stack import (
-    NAMED,
-    UNKNOWN,
-    Built,
-    Either,
-    Function,
-    Stack,
-    Symbol,
-    begin_of,
-    instructions,
-    is_subscription,
-)
+from fxpool.torch_compat.changes.stack import UNKNOWN, Built, Either, Function, Stack, Symbol, instructions, written_to
 
 __all__ = ["PLAIN", "Assigned", "Body", "Template", "assigned", "body", "class_bodies", "text"]
 
@@ -72,36 +61,17 @@ def assigned(code: types.CodeType) -> Assigned:
                     found.attributes.add(inner.co_names[number])
                 elif name == "STORE_GLOBAL":
                     found.variables.add(inner.co_names[number])
-        writes = _STORE_SUBSCR in operations or _DELETE_SUBSCR in operations
-        if writes or not _MUTATORS.isdisjoint(inner.co_names):
-            found.contents.update(_written_to([one for one in instructions(inner) if one[0] != "CACHE"], inner))
+        found.contents.update(written_to(inner, _MUTATORS))
     return found
 
 
 _STORE_ATTR, _STORE_GLOBAL = dis.opmap["STORE_ATTR"], dis.opmap["STORE_GLOBAL"]
-_STORE_SUBSCR, _DELETE_SUBSCR = dis.opmap["STORE_SUBSCR"], dis.opmap["DELETE_SUBSCR"]
 #: Methods that change a container.
 _MUTATORS = frozenset(
     ("append", "appendleft", "extend", "insert", "remove", "pop", "popitem", "clear", "sort", "reverse", "add",
      "discard", "update", "setdefault", "move_to_end", "intersection_update", "difference_update",
      "symmetric_difference_update")
 )  # fmt: skip
-
-
-def _written_to(steps: list[tuple[str, int]], code: types.CodeType) -> Iterator[str]:
-    """Yield the last names of containers of which code sets or deletes an item, or calls a method that changes them."""
-    for i, (name, argument) in enumerate(steps):
-        if name in ("STORE_SUBSCR", "DELETE_SUBSCR"):
-            container = begin_of(steps, i - 1) - 1  # before the expression of the key
-            while container > 0 and is_subscription(*steps[container]):
-                container = begin_of(steps, container - 1) - 1
-        elif name in NAMED and code.co_names[argument >> NAMED[name]] in _MUTATORS:
-            container = i - 1
-        else:
-            continue
-        if container >= 0 and steps[container][0] in NAMED:
-            name, argument = steps[container]
-            yield code.co_names[argument >> NAMED[name]]
 
 
 def _all(code: types.CodeType) -> Iterator[types.CodeType]:

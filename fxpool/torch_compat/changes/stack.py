@@ -20,9 +20,8 @@ __all__ = [
     "Function",
     "Stack",
     "Symbol",
-    "begin_of",
     "instructions",
-    "is_subscription",
+    "written_to",
 ]
 
 _IS_3_11, _IS_3_12 = sys.version_info >= (3, 11), sys.version_info >= (3, 12)
@@ -75,30 +74,91 @@ def instructions(code: types.CodeType) -> Iterator[tuple[str, int]]:
 
 
 def _with_offsets(code: types.CodeType) -> Iterator[tuple[int, str, int]]:
-    high = 0
+    high = offset = 0
     content = code.co_code
-    for offset in range(0, len(content), 2):
-        opcode, low = content[offset], content[offset + 1]
-        if opcode == dis.EXTENDED_ARG:
+    for opcode, low in zip(content[::2], content[1::2], strict=True):
+        if opcode == _EXTENDED:
             high = (high | low) << 8
-            continue
-        yield offset, dis.opname[opcode], high | low
-        high = 0
+        elif opcode != _CACHE:
+            yield offset, _NAMES[opcode], high | low
+            high = 0
+        offset += 2
 
 
-def is_subscription(name: str, argument: int) -> bool:
-    """Return whether an instruction is ``container[key]``."""
-    return name == "BINARY_SUBSCR" or (name == "BINARY_OP" and argument == _SUBSCRIPTION)
+_NAMES, _EXTENDED, _CACHE = dis.opname, dis.EXTENDED_ARG, dis.opmap.get("CACHE", -1)
+_JUMPS = frozenset((*dis.hasjrel, *dis.hasjabs))
 
 
-def begin_of(steps: list[tuple[str, int]], last: int) -> int:
+def _argument(content: bytes, index: int) -> int:
+    """Return the argument of the instruction at an index, with its extensions."""
+    argument, shift = content[2 * index + 1], 8
+    while index and content[2 * index - 2] == _EXTENDED:
+        index -= 1
+        argument |= content[2 * index + 1] << shift
+        shift += 8
+    return argument
+
+
+def written_to(code: types.CodeType, methods: frozenset[str]) -> Iterator[str]:
+    """Yield the last names of containers of which code sets or deletes an item, or calls one of `methods`."""
+    content = code.co_code
+    operations = content[::2]
+    for opcode in _WRITES:
+        for index in _positions(operations, opcode):
+            container = _before(content, _begin_of(content, index - 1))  # ahead of the key's expression
+            while container > 0 and _is_subscription(content, container):
+                container = _before(content, _begin_of(content, container - 1))
+            if name := _name_at(code, content, container):
+                yield name
+    if not methods.isdisjoint(code.co_names):
+        for opcode in _OF_METHODS:
+            for index in _positions(operations, opcode):
+                if _name_at(code, content, index) in methods and (
+                    name := _name_at(code, content, _before(content, index))
+                ):
+                    yield name
+
+
+_WRITES = (dis.opmap["STORE_SUBSCR"], dis.opmap["DELETE_SUBSCR"])
+_OF_METHODS = tuple(dis.opmap[name] for name in ("LOAD_ATTR", "LOAD_METHOD") if name in dis.opmap)
+
+
+def _positions(operations: bytes, opcode: int) -> Iterator[int]:
+    index = operations.find(opcode)
+    while index >= 0:
+        yield index
+        index = operations.find(opcode, index + 1)
+
+
+def _before(content: bytes, index: int) -> int:
+    """Return the index of the instruction before another one, -1 before the first."""
+    index -= 1
+    while index >= 0 and content[2 * index] in (_CACHE, _EXTENDED):
+        index -= 1
+    return index
+
+
+def _name_at(code: types.CodeType, content: bytes, index: int) -> str:
+    """Return the name that the instruction at an index loads, or ""."""
+    shift = NAMED.get(_NAMES[content[2 * index]]) if index >= 0 else None
+    return code.co_names[_argument(content, index) >> shift] if shift is not None else ""
+
+
+def _begin_of(content: bytes, last: int) -> int:
     """Return the index of the first of the instructions of straight code whose value the one at `last` leaves."""
     height = 0
-    for i in range(last, -1, -1):
-        height += _effect(*steps[i])
-        if height >= 1:
-            return i
+    for index in range(last, -1, -1):
+        opcode = content[2 * index]
+        if opcode not in (_CACHE, _EXTENDED):
+            height += _effect(_NAMES[opcode], _argument(content, index))
+            if height >= 1:
+                return index
     return 0
+
+
+def _is_subscription(content: bytes, index: int) -> bool:
+    name = _NAMES[content[2 * index]]
+    return name == "BINARY_SUBSCR" or (name == "BINARY_OP" and _argument(content, index) == _SUBSCRIPTION)
 
 
 def _effect(name: str, argument: int) -> int:
@@ -118,7 +178,9 @@ class Stack:
 
     def follow(self) -> Iterator[tuple[str, int]]:
         """Yield (name, argument) of each instruction of the code before it takes effect on the stack."""
-        arrivals = set(dis.findlabels(self._code.co_code))  # type: ignore[arg-type]  # bytes, by its docs
+        content = self._code.co_code
+        jumps = not _JUMPS.isdisjoint(content[::2])
+        arrivals = set(dis.findlabels(content)) if jumps else ()  # type: ignore[arg-type]  # bytes, by its docs
         before = ""
         for offset, name, argument in _with_offsets(self._code):
             if offset in arrivals and before != "JUMP_FORWARD":  # else the second branch begins
@@ -129,8 +191,7 @@ class Stack:
                     self._of_branches.append((offset + 2 + 2 * argument, *self._conditions.pop(), self._values.pop()))
             elif not self._push(name, argument):
                 self._forget(name, argument)
-            if name != "CACHE":
-                before = name
+            before = name
 
     def _arrive(self, offset: int) -> None:
         """Follow the end of expressions with branches."""
@@ -157,7 +218,7 @@ class Stack:
             values.append(self._code.co_consts[argument])
         elif name == "LOAD_SMALL_INT":
             values.append(argument)
-        elif name in ("CACHE", "NOP", "RESUME", "NOT_TAKEN", "PRECALL", "KW_NAMES", "TO_BOOL"):
+        elif name in ("NOP", "RESUME", "NOT_TAKEN", "PRECALL", "KW_NAMES", "TO_BOOL"):
             pass
         elif name == "LOAD_NAME" or (name == "LOAD_GLOBAL" and not (_IS_3_11 and argument & 1)):
             values.append(Symbol(self._code.co_names[argument >> NAMED[name]]))

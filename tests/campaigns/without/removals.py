@@ -102,8 +102,7 @@ REMOVALS = (
             ["lowering/fallback/test_failures.py::test_a_killed_worker_costs_a_retry"]),
     # A worker compiles under its own switches, configuration and passes.
     Removal(21, "lowering/worker/compiler.py", "        ambient.entered(request.ambient),\n", "",
-            ["lowering/request/test_configured_code.py::test_a_vouched_pass_of_the_options_runs_in_a_worker",
-             "lowering/test_misses_compiled.py::test_a_changed_state_is_compiled_again"]),
+            ["lowering/request/test_configured_code.py::test_a_vouched_pass_of_the_options_runs_in_a_worker"]),
     # Nobody is told that graphs are wanted; nor, of one after AOTAutograd, what it was compiled with.
     Removal(22, "fxpool/torch_compat/inductor/inner.py", "    arguments = dict(arguments)\n    if arguments.get",
             "    arguments = dict[str, Any]()\n    if arguments.get",

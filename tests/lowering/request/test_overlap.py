@@ -38,7 +38,7 @@ def run(function: Callable[..., torch.Tensor], layout: Slices) -> tuple[torch.Te
     ("sequence", "dynamic"),
     first_tier(
         itertools.product(SEQUENCES, (False, True)),
-        ("apart, then overlapping from the start", False),
+        ("apart, then overlapping", False),
     ),
 )
 def test_numbers_are_eagers_cold_and_warm(sequence: str, dynamic: bool, shared_pool: Path, cache: Path) -> None:
