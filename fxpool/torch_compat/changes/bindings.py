@@ -88,8 +88,7 @@ def _bound(code: types.CodeType, package: str) -> Iterator[tuple[str, tuple[str,
             name = code.co_names[argument]
             yield name, statement.source, statement.binding(name, before)
             statement = _Statement()
-        if instruction not in ("CACHE", "EXTENDED_ARG"):
-            before = instruction
+        before = instruction
 
 
 class _Statement:
