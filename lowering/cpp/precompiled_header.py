@@ -57,7 +57,8 @@ def command(toolchain_dir: str | None, *, build: bool = True) -> commands.Comman
 
 
 def _command(toolchain_dir: str | None) -> commands.Command:
-    compiler = toolchain.find_compiler(toolchain_dir)
+    # The flags depend on what Inductor has cached about its compiler, and the header's name on the flags.
+    compiler = toolchain.settle(toolchain_dir)
     return commands.Command((compiler.path, *compiler.arguments) if compiler is not None else ())
 
 

@@ -15,7 +15,7 @@ import filelock
 import pytest
 from processes import run_python
 
-from fxpool.codecache.key import headers
+from fxpool.codecache.key import headers, toolchain
 from fxpool.lowering.cpp import precompiled_header
 from fxpool.torch_compat.cpp import commands, instruction_sets
 
@@ -33,8 +33,9 @@ def toolchain_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def made(toolchain_dir: Path) -> tuple[commands.Command, Path | None]:
     with instruction_sets.instruction_sets_known(instruction_sets.candidates()):
         command = precompiled_header.command(str(toolchain_dir))
-    found = sorted((toolchain_dir / "headers").glob("*.gch"))
-    return command, found[0] if found else None
+    compiled = list((toolchain_dir / "headers").glob("*.gch"))
+    assert len(compiled) <= 1, compiled
+    return command, compiled[0] if compiled else None
 
 
 def seven_from(command: commands.Command, directory: Path) -> str:
@@ -54,6 +55,21 @@ def test_it_is_compiled_once_and_kernels_use_it(toolchain_dir: Path) -> None:
     )
     _, again = made(toolchain_dir)
     assert again is not None and (again, again.stat().st_ino) == (header, first.st_ino)
+
+
+def test_its_name_does_not_depend_on_an_earlier_compiler(toolchain_dir: Path) -> None:
+    """Inductor caches facts about its compiler, some of them without the compiler's name."""
+    from torch._inductor import config, cpp_builder
+
+    other = toolchain_dir / "clang++"
+    other.write_text('#!/bin/sh\nexec g++ "$@"\n')
+    other.chmod(0o755)
+    with config.patch({"cpp.cxx": (str(other),)}):
+        toolchain.settle()
+        assert cpp_builder.is_clang() and not cpp_builder.is_gcc()
+    _, header = made(toolchain_dir)
+    _, again = made(toolchain_dir)
+    assert header is not None and again == header
 
 
 @pytest.mark.parametrize("recorded", [True, False])
