@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from processes import run_python
+from tiers import first_tier
 
 PROGRAM = """
 import json, sys, torch
@@ -15,10 +16,13 @@ from torch._dynamo import utils
 if sys.argv[1] == "inductor":
     import torch._inductor.config
     torch._inductor.config.cpp_cache_precompile_headers = False  # takes longer than the graph
-def function(x, w):
-    return (x @ w).relu().softmax(-1).sum()
+def product(x, w):
+    return x @ w
+def kernels(x, w):
+    return (x @ w).relu().softmax(-1)
+function = globals()[sys.argv[2]]
 w = torch.randn(16, 16, requires_grad=True)
-torch.compile(function, backend=sys.argv[1])(torch.randn(8, 16), w).backward()
+torch.compile(function, backend=sys.argv[1])(torch.randn(8, 16), w).sum().backward()
 counters = {name: dict(counts) for name, counts in utils.counters.items() if name not in ("frames", "stats")}
 times = {name: len(values) for name, values in utils.compilation_time_metrics.items()}
 metrics = {}
@@ -38,10 +42,10 @@ CACHES = ("aotautograd_cache_", "fx_graph_cache_")
 class Told:
     """What torch has of one run of the program."""
 
-    def __init__(self, directory: Path, backend: str, name: str, **environment: str) -> None:
+    def __init__(self, directory: Path, backend: str, function: str, name: str, **environment: str) -> None:
         trace = directory / f"{backend}-{name}"
         out = run_python(
-            ["-c", PROGRAM, backend],
+            ["-c", PROGRAM, backend, function],
             TORCH_TRACE=str(trace),
             TORCHINDUCTOR_CACHE_DIR=str(directory / "i"),
             FXPOOL_POOL="embedded",
@@ -63,9 +67,10 @@ def _artifacts(trace: Path) -> list[str]:
     return found
 
 
-def test_a_miss_and_a_hit_are_told_as_stock_inductor_tells_them(cache: Path, tmp_path: Path) -> None:
-    stock = [Told(tmp_path, "inductor", name) for name in ("miss", "hit")]
-    ours = [Told(tmp_path, "fxpool", name) for name in ("miss", "hit")]
+@pytest.mark.parametrize("function", first_tier(["product", "kernels"], "product"))
+def test_a_miss_and_a_hit_are_told_as_stock_inductor_tells_them(cache: Path, tmp_path: Path, function: str) -> None:
+    stock = [Told(tmp_path, "inductor", function, name) for name in ("miss", "hit")]
+    ours = [Told(tmp_path, "fxpool", function, name) for name in ("miss", "hit")]
     for own, of_torch in zip(ours, stock, strict=True):
         assert own.counters["aot_autograd"] == of_torch.counters["aot_autograd"]
         for section in of_torch.counters:
@@ -86,8 +91,8 @@ def test_a_miss_and_a_hit_are_told_as_stock_inductor_tells_them(cache: Path, tmp
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["normal", "serialize"])
 def test_what_is_compiled_in_this_process_is_counted_once(cache: Path, tmp_path: Path, mode: str) -> None:
-    stock = Told(tmp_path, "inductor", "miss")
-    own = Told(tmp_path, "fxpool", mode, TORCHINDUCTOR_FX_COMPILE_MODE=mode)
+    stock = Told(tmp_path, "inductor", "kernels", "miss")
+    own = Told(tmp_path, "fxpool", "kernels", mode, TORCHINDUCTOR_FX_COMPILE_MODE=mode)
     assert own.counters["aot_autograd"] == stock.counters["aot_autograd"]
     for section in stock.counters:
         assert own.counters.get(section, {}) == stock.counters[section], section

@@ -36,6 +36,7 @@ LATER = "lowering in the backward"
 POINTS = ["formula", "fake rule", "backward", "decomposition", "lowering", LATER]
 
 
+@pytest.mark.slow
 def test_every_flag_is_decided() -> None:
     found = torch_flags.flags()
     assert len(found) > 100
