@@ -52,15 +52,13 @@ class _Listed:
     def __init__(self, loaded: int, rows: list[_Row], unread: Sequence[Change] = ()) -> None:
         self.loaded, self._unread = loaded, unread
         self.rows = rows
-        self._last: list[Any] | None = None
-        self._contents: list[tuple[Any, tuple[Any, ...]]] = []
+        self._values: list[Any] | None = None
+        self._contents = displays.Contents(())
         self._changes: list[Change] = []
 
     def changed(self) -> list[Change]:
         values = [row.get() for row in self.rows]
-        if self._last is None or not (
-            _are_same(values, self._last) and all(_is_as_it_was(*one) for one in self._contents)
-        ):
+        if self._values is None or not (displays.are_same(values, self._values) and self._contents.are_unchanged()):
             changes = (
                 Change(row.name, _described(value), row.traced_only)
                 for row, value in zip(self.rows, values, strict=True)
@@ -68,17 +66,8 @@ class _Listed:
             )
             self._changes = sorted((*self._unread, *changes), key=operator.attrgetter("name"))
             own = [value for row, value in zip(self.rows, values, strict=True) if not row.is_imported]
-            containers = [inner for value in own for inner in displays.nested(value)]
-            self._last, self._contents = values, [(one, displays.snapshot(one)) for one in containers]
+            self._values, self._contents = values, displays.Contents(own)
         return self._changes
-
-
-def _is_as_it_was(container: Any, contents: tuple[Any, ...]) -> bool:
-    return _are_same(displays.snapshot(container), contents)
-
-
-def _are_same(values: Sequence[Any], others: Sequence[Any]) -> bool:
-    return len(values) == len(others) and all(map(operator.is_, values, others))
 
 
 def _described(value: Any) -> str | tuple[Any, ...]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import builtins
 import functools
+import itertools
 import operator
 import re
 import sys
@@ -98,7 +99,7 @@ class _Namespace:
     ) -> None:
         self.name, self._module, self._class, self._wanted = name, module, cls, wanted
         self.traced_only = traced_only
-        self._attributes: Mapping[str, Any] = vars(module if cls is None else cls)
+        self.attributes: Mapping[str, Any] = vars(module if cls is None else cls)
         self.foreign: list[tuple[str, Any]] = []
         self._all: list[Any] = []
         self._values: Any = ()
@@ -111,21 +112,21 @@ class _Namespace:
         """
         try:
             # Equal lists are equal by identity almost always. Others may differ in data, such as a counter.
-            if (now := [*self._attributes.values()]) == self._all:
+            if (now := [*self.attributes.values()]) == self._all:
                 return
-            if len(now) == len(self._all) and self._get(self._attributes) == self._values:
+            if len(now) == len(self._all) and self._get(self.attributes) == self._values:
                 self._all = now
                 return
         except Exception:  # a name is gone, or objects that cannot be compared
             pass
         code = {
             name: value
-            for name, value in [*self._attributes.items()]
+            for name, value in [*self.attributes.items()]
             if (type(value) not in _NEVER_FOREIGN or value is None) and name not in _OF_EVERY_CLASS
         }
-        self._all = [*self._attributes.values()]
+        self._all = [*self.attributes.values()]
         self._get = operator.itemgetter(*code) if code else _nothing
-        self._values = self._get(self._attributes)
+        self._values = self._get(self.attributes)
         home = vars(self._module)
         imports = sources.imports(self._module)[0] if self._class is None else {}
         self.foreign = [
@@ -192,6 +193,22 @@ class _Examined:
         self.as_attributes: dict[str, tuple[Mapping[str, Any], types.ModuleType, bool]] = {}
         self.spaces: list[_Namespace] = []
         self.loaded = 0
+        self._values: list[Any] = []
+
+    def examine(self, sources: Sources) -> None:
+        """Examine each namespace of which a value is another object than the last time."""
+        spaces = [*self.spaces]  # threads may add some
+        try:
+            now = [*itertools.chain.from_iterable([space.attributes.values() for space in spaces])]
+            # Equal lists are equal by identity almost always. Others may differ in data, such as a counter.
+            if now == self._values:
+                return
+        except Exception:  # objects that cannot be compared
+            now = []
+        own: set[int] = set()
+        for space in spaces:
+            space.examine(own, sources)
+        self._values = now
 
 
 _examined = _Examined()
@@ -204,9 +221,8 @@ def foreign(sources: Sources, *, after_autograd: bool = False) -> list[Foreign]:
     """
     _list_new_modules()
     by_name: dict[str, Foreign] = {}  # threads may have listed a module twice
-    own: set[int] = set()
-    for space in list(_examined.spaces):
-        space.examine(own, sources)
+    _examined.examine(sources)
+    for space in [space for space in [*_examined.spaces] if space.foreign]:
         for name, value in space.foreign:
             # Inductor calls some of torch's functions in C as well.
             if not (space.traced_only and after_autograd) or type(value) in C_CODE:

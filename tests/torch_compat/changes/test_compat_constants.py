@@ -61,7 +61,7 @@ def test_torch_as_it_was_imported_has_no_changes() -> None:
                     with contextlib.suppress(ImportError):  # a library that is not installed
                         importlib.import_module(module.name)
     assert changed() == {}
-    assert len(constants._listed.rows) > 2000 and len(constants._listed._contents) > 300
+    assert len(constants._listed.rows) > 2000 and len(constants._listed._contents.containers) > 300
 
 
 def test_a_constant_is_found_and_after_it_is_put_back_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

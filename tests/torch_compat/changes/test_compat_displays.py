@@ -6,6 +6,7 @@ import math
 import operator
 import types
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from fxpool.torch_compat.changes import displays, literals
 SOURCE = """
 import math, operator
 from collections import OrderedDict
+from collections.abc import Callable
 from torch.utils._ordered_set import OrderedSet
 def defined(): pass
 MAP = {"a": math.sin, operator.add: [1, math.pi], (1, math.e): {"x", "y"}}
@@ -137,11 +139,23 @@ def test_a_name_that_can_t_be_looked_up_tells_nothing(module: types.ModuleType) 
     assert not differs(module, "MAP")
 
 
-def test_containers_that_change_are_listed_with_those_inside() -> None:
-    inner: list[int] = [1]
-    whole = {"a": (inner, frozenset((1,)))}
-    assert [*displays.nested(whole)] == [whole, inner]
-    assert displays.snapshot(whole) == ("a", whole["a"]) and displays.snapshot(OrderedDict(b=2)) == ("b", 2)
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda whole, inner: inner.append(2),
+        lambda whole, inner: whole.update(a=3),
+        lambda whole, inner: whole.update(b=3),
+        lambda whole, inner: whole.update(z=whole.pop("a")),
+        lambda whole, inner: whole["after"].insert(0, inner.pop()),
+    ],
+)
+def test_each_change_to_what_containers_hold_is_seen(change: Callable[[Any, Any], object]) -> None:
+    inner = [object()]
+    whole = {"a": (inner, frozenset((1,))), "after": [object()]}
+    contents = displays.Contents([whole, OrderedDict(b=2)])
+    assert contents.are_unchanged()
+    change(whole, inner)
+    assert not contents.are_unchanged()
 
 
 def test_code_of_the_program_is_found_but_not_for_its_own_classes() -> None:
