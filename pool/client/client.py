@@ -120,7 +120,7 @@ class PoolClient:
         era = self._era
         levels, disabled = logs.level_map()
         if not spec.spare:
-            pausing.give_up_ours(f"{spec.label} was compiled while this process measured")
+            pausing.give_up_ours(f"{spec.label} was compiled while this process measured: call it once before")
 
         def make(number: int) -> m.Submit:
             return m.Submit(

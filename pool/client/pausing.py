@@ -36,7 +36,9 @@ class Pause:
         _ours.discard(self)
         for channel in self._channels:
             if _has_gone_on(channel):
-                self.remarks.append("the pause ended before the measurement did; compile jobs were running again")
+                self.remarks.append(
+                    "compile jobs were running again, as the pause was over first: measure in shorter blocks"
+                )
             _close(channel)
         self._channels = []
 
@@ -56,7 +58,9 @@ def pause(root: Path, seconds: float, patience: float) -> Pause:
         for channel in asked:
             answer = _answer(channel, deadline)
             if answer is None:
-                made.remarks.append("a server did not pause its jobs")
+                made.remarks.append(
+                    f"a server did not pause its jobs within {patience:.0f} s: measure when it is idle (fxpool status)"
+                )
             else:
                 made.workers += answer.workers
         stack.pop_all()

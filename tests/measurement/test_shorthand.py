@@ -57,6 +57,30 @@ def test_the_profiler_counts_what_an_operator_calls_once() -> None:
     assert clocks.ProfilerClock(torch.device("cpu")).seconds(lambda: torch.nn.functional.linear(x, x), 3) > 0
 
 
+def test_the_profiler_says_no_more_than_the_clock() -> None:
+    """Recording an operator of 2 us costs more than that, and starting the profiler twenty times as much."""
+    x = torch.ones(16, 16)
+    calls: list[int] = []
+
+    def call() -> None:
+        calls.append(0)
+        x @ x
+
+    timer = clocks.ProfilerClock(torch.device("cpu"))
+    count = clocks.calls_per_sample(timer, call)
+    assert 10 <= count <= 100
+    clocked: list[float] = []
+    seconds = timer.clock.seconds
+    timer.clock.seconds = lambda *both: (clocked.append(seconds(*both)), clocked[-1])[1]  # type: ignore[method-assign]
+    timer.sessions = timer.capped = 0
+    taken = [timer.seconds(call, count) for _ in range(5)]
+    assert timer.sessions == 5 and all(one <= clock for one, clock in zip(taken, clocked[1::2], strict=True))
+    assert timer.capped > 0, "records of operators this short cost nothing?"
+    found = fxpool.do_bench(call, device="cpu", seconds=0.3, timer="profiler")
+    assert found.calls >= 10
+    assert any("use timer='clock'" in remark for remark in found.remarks)
+
+
 def test_a_function_without_operators_has_nothing_to_count() -> None:
     with pytest.raises(RuntimeError, match="saw no operator"):
         fxpool.measure(lambda: None, seconds=0.2, timer="profiler")

@@ -94,7 +94,7 @@ def _begin(
         root = runtime_dirs.runtime_root(str(configured) if configured is not None else None)
         turn = turns.Turn(root, clocks.uuid_of(where) or turns.CPU)
     except PoolUnavailableError as error:
-        return 0.0, pausing.Pause(), [f"other processes may have been measuring: {error.message}"]
+        return 0.0, pausing.Pause(), [f"other processes may have been measuring, as {error.message}: see fxpool doctor"]
     stack.callback(turn.end)
     began = time.monotonic()
     if not turn.wait(patience):

@@ -20,8 +20,9 @@ class Measurement:
     the 95 % confidence interval of the median. `warm_up` is the time of the first call in seconds, compiling included.
     `copies` is the number of copies of the inputs, used in turn (1: every call had the same input). `waited` is the
     time spent waiting for other measurements, in seconds. `timer` is ``clock``, or ``profiler`` (seconds of kernels or
-    operators). `surroundings` has a record for each time the measurement lock was held. `remarks` are reasons to doubt
-    the times, in words; without remarks, `trust` is ``"good"``.
+    operators, at most those by the clock). `surroundings` has a record for each time the measurement lock was held.
+    `remarks` are reasons to doubt the times, each with its cause and the way to avoid it; without remarks, `trust` is
+    ``"good"``.
     """
 
     samples: list[float]

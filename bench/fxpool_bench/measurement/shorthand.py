@@ -25,7 +25,7 @@ def do_bench(
     """Time repeated calls of ``fn()`` for at most `seconds`; the times are in seconds per call.
 
     `device` is the device to time, by default a GPU if the host has one, else the CPU. ``timer="profiler"`` counts only
-    kernels. Unlike `measure`, this does not copy arguments. Raises the same errors as `measure`.
+    kernels, on the CPU operators. Unlike `measure`, this does not copy arguments. Raises the same errors as `measure`.
     """
     where = clocks.device_of(_default() if device is None else device)
     return timing.measure(fn, device=where, seconds=seconds, rotate=False, timer=timer)

@@ -8,7 +8,9 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -17,11 +19,19 @@ __all__ = ["Look", "Surroundings", "between", "look"]
 
 # Clocks of processors normally vary by less than this.
 _CLOCK = 0.05
+_KEEP_CLOCK = {
+    "processor": "let it cool, or fix its clock (cpupower frequency-set)",
+    "GPU": "let it cool, or fix its clock (nvidia-smi --lock-gpu-clocks)",
+}
 
 
 @dataclass(frozen=True)
 class Look:
-    """The state of the machine at one time. `busy` and `own` are CPU seconds of all processes and of this process."""
+    """The state of the machine at one time.
+
+    `busy`, `own` and `stolen` are CPU seconds of all processes, of this process and of other virtual machines.
+    `processes` maps the pids of other processes to their names and CPU seconds.
+    """
 
     at: float
     busy: float
@@ -30,6 +40,8 @@ class Look:
     megahertz: float | None
     celsius: float | None
     gpu: GpuLook | None = None
+    stolen: float = 0.0
+    processes: Mapping[int, tuple[str, float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -47,7 +59,9 @@ class Surroundings:
 
     `own_cores` and `other_cores` are the average numbers of cores that this process and all others kept busy. `load` is
     the load average (1 minute) before. `megahertz` and `celsius` are pairs, before and after. `gpu_*` are the same for
-    the GPU; `gpu_processes` is the number of other processes that had it open and were not stopped.
+    the GPU; `gpu_processes` is the number of other processes that had it open and were not stopped. `stolen_cores` is
+    the part of `other_cores` that a hypervisor gave to other virtual machines. `busiest` names the process that kept
+    most of `other_cores` busy, if one did.
     """
 
     seconds: float
@@ -59,18 +73,28 @@ class Surroundings:
     gpu_megahertz: tuple[float, float] | None = None
     gpu_celsius: tuple[float, float] | None = None
     gpu_processes: int | None = None
+    stolen_cores: float = 0.0
+    busiest: str | None = None
 
     def remarks(self) -> list[str]:
-        """Return reasons to doubt a measurement in this period, as clauses."""
+        """Return reasons to doubt a measurement in this period, each with its cause and the way to avoid it."""
         said = []
         if self.other_cores > max(0.1, 0.05 * (os.cpu_count() or 1)):
-            said.append(f"other processes kept {self.other_cores:.1f} cores busy")
+            said.append(self._others())
         for name, clock in (("processor", self.megahertz), ("GPU", self.gpu_megahertz)):
             if clock is not None and clock[0] and abs(clock[1] / clock[0] - 1) > _CLOCK:
-                said.append(f"the {name}'s clock went from {clock[0]:.0f} to {clock[1]:.0f} MHz")
+                said.append(f"the {name}'s clock went from {clock[0]:.0f} to {clock[1]:.0f} MHz: {_KEEP_CLOCK[name]}")
         if self.gpu_processes:
-            said.append(f"{self.gpu_processes} other processes had the GPU open")
+            said.append(f"{self.gpu_processes} other processes had the GPU open: end those that nvidia-smi lists")
         return said
+
+    def _others(self) -> str:
+        if self.stolen_cores > self.other_cores / 2:
+            return f"other virtual machines took {self.stolen_cores:.1f} cores: use a machine that is not shared"
+        cores = f"other processes kept {self.other_cores:.1f} cores busy"
+        if self.busiest is None:
+            return f"{cores}, but none most of them: see top, and measure when they are idle"
+        return f"{cores}, most of them {self.busiest}: measure when it is idle or has ended"
 
     def facts(self) -> dict[str, Any]:
         """Return all fields as plain data."""
@@ -78,7 +102,7 @@ class Surroundings:
 
 
 def look(gpu: str | None = None) -> Look:
-    """Return the state of the machine, and of the GPU with this UUID. Takes a millisecond or two."""
+    """Return the state of the machine, and of the GPU with this UUID. Takes a few milliseconds."""
     cpu = psutil.cpu_times()
     spent = os.times()
     # `user` already includes the time of guests. Time stolen by a hypervisor counts as busy.
@@ -91,6 +115,8 @@ def look(gpu: str | None = None) -> Look:
         megahertz=_megahertz(),
         celsius=_celsius(),
         gpu=_gpu(gpu) if gpu is not None else None,
+        stolen=getattr(cpu, "steal", 0.0),
+        processes=_processes(),
     )
 
 
@@ -98,19 +124,45 @@ def between(before: Look, after: Look) -> Surroundings:
     """Return the activity of the machine between two looks."""
     seconds = max(after.at - before.at, 1e-9)
     own = after.own - before.own
+    # The kernel counts in ticks, so the difference may be a tick below zero.
+    others = max(0.0, (after.busy - before.busy - own) / seconds)
     gpus = (before.gpu, after.gpu) if before.gpu is not None and after.gpu is not None else None
     return Surroundings(
         seconds=seconds,
         own_cores=own / seconds,
-        # The kernel counts in ticks, so the difference may be a tick below zero.
-        other_cores=max(0.0, (after.busy - before.busy - own) / seconds),
+        other_cores=others,
         load=before.load,
         megahertz=_both(before.megahertz, after.megahertz),
         celsius=_both(before.celsius, after.celsius),
         gpu_megahertz=(gpus[0].megahertz, gpus[1].megahertz) if gpus else None,
         gpu_celsius=(gpus[0].celsius, gpus[1].celsius) if gpus else None,
         gpu_processes=max(gpus[0].others, gpus[1].others) if gpus else None,
+        stolen_cores=(after.stolen - before.stolen) / seconds,
+        busiest=_busiest(before.processes, after.processes, others * seconds),
     )
+
+
+def _busiest(
+    before: Mapping[int, tuple[str, float]], after: Mapping[int, tuple[str, float]], spent: float
+) -> str | None:
+    """Return the name and pid of the process that took more than half of the CPU seconds `spent`."""
+    for pid, (name, total) in after.items():
+        if total - before.get(pid, (name, 0.0))[1] > spent / 2:
+            return f"{name} (pid {pid})"
+    return None
+
+
+def _processes() -> dict[int, tuple[str, float]]:
+    """Return the names and CPU seconds of all visible processes but this one. Takes 20 us a process."""
+    tick = os.sysconf("SC_CLK_TCK")
+    seen = {}
+    for pid in psutil.pids():
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            before, _, after = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")
+            fields = after.split()
+            seen[pid] = (before.partition("(")[2], (int(fields[11]) + int(fields[12])) / tick)
+    seen.pop(os.getpid(), None)
+    return seen
 
 
 def _both(before: float | None, after: float | None) -> tuple[float, float] | None:

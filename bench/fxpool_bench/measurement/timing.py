@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Callable
@@ -48,7 +49,8 @@ def measure(
     `alone=False` measures without exclusion, and a remark says so.
 
     With ``timer="profiler"``, torch's profiler returns the time of the function's kernels on the GPU, without the gaps
-    in which it waited for the host; on the CPU, the time of its operators and compiled graphs.
+    in which it waited for the host; on the CPU, the time of its operators and compiled graphs. A sample is a session of
+    the profiler with up to 100 calls. The clock times the same calls, and where it says less, its time is the sample.
 
     The caller controls random numbers, gradients and autograd's mode.
 
@@ -87,13 +89,17 @@ def measure(
         waited += turn.waited
         turns.append(turn)
         remarks += [remark for remark in turn.remarks if remark not in remarks]
+    if isinstance(clock, clocks.ProfilerClock) and clock.capped > clock.sessions / 2:
+        remarks.append("the profiler slows these operators, so these are the clock's times: use timer='clock'")
     estimate = samples.estimate(taken)
     if not alone:
-        remarks.insert(0, "other processes may have been measuring or compiling")
+        remarks.insert(0, "measured beside other processes, which may have been compiling: leave out alone=False")
     if not samples.enough(taken, precision, least):
-        remarks.append(f"the median's precision is {estimate.precision:.1%}, not the requested {precision:.1%}")
+        remarks.append(_imprecise(estimate, precision, seconds))
     if drift := samples.drifts(taken):
-        remarks.append(f"later calls took {drift:+.1%}")
+        remarks.append(
+            f"later calls took {drift:+.1%}, as caches or clocks were still settling: raise warm_up={warm_up}"
+        )
     return Measurement(
         samples=taken,
         median=estimate.median,
@@ -108,6 +114,14 @@ def measure(
         remarks=remarks,
         timer=timer,
     )
+
+
+def _imprecise(estimate: samples.Estimate, precision: float, seconds: float) -> str:
+    allow = f"allow more than seconds={seconds:g}"
+    if math.isinf(estimate.precision):
+        return f"{estimate.count} samples are too few for an interval, as calls take long: {allow}"
+    wanted = f"not to the requested {precision:.1%}, as the calls' times vary"
+    return f"the median is known to {estimate.precision:.1%}, {wanted}: {allow}"
 
 
 def _turn(where: torch.device, alone: bool, patience: float) -> Any:
