@@ -71,11 +71,10 @@ def _serve(order: dict[str, Any], events: IO[str]) -> None:
     called = _step(function if backend == "eager" else torch.compile(function, backend=backend, **options), mode)
     called(*inputs)
     _wait_for(device)
-    first_call = time.perf_counter() - start
+    _tell(events, "comparing", first_call=time.perf_counter() - start)
     # From a separate call, because gradients would be added to those of the first call.
     difference = _difference(_values_of(called, function, inputs), expected) if expected is not None else None
-    facts: dict[str, Any] = {"first_call": first_call, "difference": difference, "stats": _stats(backend)}
-    facts["device_peak"] = _device_peak(device)
+    facts: dict[str, Any] = {"difference": difference, "stats": _stats(backend), "device_peak": _device_peak(device)}
     del expected
     _tell(events, "ready", peak=_peak(), **facts)
     if not order["measure"] or not sys.stdin.readline():

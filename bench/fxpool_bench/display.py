@@ -1,4 +1,4 @@
-"""Shows the progress of a suite: a live table on a terminal, and a line per result elsewhere."""
+"""Shows the progress of a suite: a live table on a terminal, and a line per finished step elsewhere."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.live import Live as LiveTable
 from rich.table import Table
 
+from fxpool.bench.case import Run
 from fxpool.bench.report import seconds
 from fxpool.bench.results import Record
 
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Display"]
 
+# The phases whose end is a line, in words.
+_EAGER_STEPS = {"building": "built", "compiling": "called"}
+_STEPS = {"building": "built", "compiling": "compiled and called", "comparing": "compared with eager"}
+
 
 class Display:
     """Shows the processes of a runner and its progress until the ``with`` block ends."""
@@ -25,11 +30,12 @@ class Display:
     def __init__(self, console: Console, runner: Runner, total: int, there: int) -> None:
         self._console, self._runner, self._total, self._done = console, runner, total, there
         self._started = time.monotonic()
+        self._steps: dict[tuple[Run, str], None] = {}  # the finished steps that were printed
         self._live = LiveTable(console=console, transient=True, auto_refresh=False) if console.is_terminal else None
 
     def __enter__(self) -> Display:
         if self._done:
-            self._console.print(f"{self._done} of {self._total} are already done", highlight=False)
+            self._console.print(f"{self._done} of {self._total} runs are already done", highlight=False)
         if self._live is not None:
             self._live.start()
         return self
@@ -41,22 +47,36 @@ class Display:
             self._live.stop()
 
     def record(self, record: Record) -> None:
-        """Show a result."""
+        """Show a result, and the seconds of the parts of its run."""
         self._done += 1
-        what = seconds(record.median) if record.median is not None else ""
+        what = f"{seconds(record.median)} per call" if record.median is not None else ""
         state = record.state if record.state != "done" else ""
-        line = f"[{self._done}/{self._total}] {record.run.id}  {what} {state} {record.reason.partition(chr(10))[0]}"
-        self._console.print(line.rstrip(), highlight=False, markup=False, soft_wrap=True)
+        took = f"({', '.join(f'{name} {spent:.1f} s' for name, spent in record.phases.items() if spent >= 0.05)})"
+        words = [f"[{self._done}/{self._total}] {record.run.id}:", what, state, record.reason.partition("\n")[0], took]
+        self._print(" ".join(filter(None, words)))
 
     def change(self) -> None:
-        """Show the processes that run now."""
+        """Show the processes that run now, or elsewhere than on a terminal the steps that they have finished."""
         if self._live is not None:
             self._live.update(self._table(), refresh=True)
+            return
+        for live in self._runner.live:
+            for phase, text in (_EAGER_STEPS if live.run.backend == "eager" else _STEPS).items():
+                step = (live.run, f"{text} in a second process" if live.first is not None else text)
+                if phase in live.phases and phase != live.phase and step not in self._steps:
+                    self._steps[step] = None
+                    self._print(f"{self._at()} {live.run.id}: {step[1]}, {live.phases[phase]:.1f} s")
+
+    def _at(self) -> str:
+        minutes, rest = divmod(int(time.monotonic() - self._started), 60)
+        return f"{minutes}:{rest:02}"
+
+    def _print(self, line: str) -> None:
+        self._console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def _table(self) -> Table:
         runner = self._runner
-        minutes, rest = divmod(int(time.monotonic() - self._started), 60)
-        shown = Table(title=f"{self._done} of {self._total} done, {len(runner.waiting)} wait, {minutes}:{rest:02}")
+        shown = Table(title=f"{self._done} of {self._total} runs done, {len(runner.waiting)} wait, {self._at()}")
         for heading in ("run", "phase", "seconds", "memory"):
             shown.add_column(heading, justify="right" if heading in ("seconds", "memory") else "left")
         for live in runner.live:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fxpool.bench.case import Run
-from fxpool.bench.report import Change, failures, lines
+from fxpool.bench.report import Change, failures, lines, parts
 from fxpool.bench.results import Record
 
 __all__ = ["page"]
@@ -25,6 +25,7 @@ def page(head: Mapping[str, Any], records: Mapping[Run, Record], changes: Iterab
     data = {
         "suite": head.get("suite", ""),
         "machine": _machine(head.get("machine", {})),
+        "parts": parts(records.values()),
         "lines": [
             {
                 "case": line.case,
@@ -39,6 +40,8 @@ def page(head: Mapping[str, Any], records: Mapping[Run, Record], changes: Iterab
                 "peak": line.peak or None,
                 "difference": line.difference if line.backend != "eager" and math.isfinite(line.difference) else None,
                 "doubts": [*line.doubts, *([] if math.isfinite(line.difference) else [_NO_FIT])],
+                "doubtful": line.doubtful,
+                "beside": line.beside,
                 "reason": "",
             }
             for line in measured
@@ -53,6 +56,7 @@ def page(head: Mapping[str, Any], records: Mapping[Run, Record], changes: Iterab
                 "new": one.new,
                 "ratio": asdict(one.ratio),
                 "verdict": one.verdict,
+                "doubtful": one.doubtful,
             }
             for one in changes
         ],
@@ -77,6 +81,8 @@ def _failure(record: Record) -> dict[str, Any]:
         "peak": record.peak,
         "difference": None,
         "doubts": [],
+        "doubtful": False,
+        "beside": [],
         "reason": record.reason,
     }
 

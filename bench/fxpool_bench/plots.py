@@ -5,6 +5,7 @@ matplotlib is imported inside functions, because only ``fxpool[bench]`` installs
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,11 +13,14 @@ from typing import Any
 
 from fxpool.bench.report import Line
 
-__all__ = ["available", "draw"]
+__all__ = ["FIRST_CALLS", "available", "draw"]
+
+FIRST_CALLS = "first-calls.png"
 
 # In inches: the width of the page, the height of a bar, and that of the parts above and below the bars.
 _WIDTH, _BAR, _FRAME = 9.0, 0.22, 1.4
 _COLOURS = {"eager": "#718096", "inductor": "#dd6b20", "fxpool": "#2b6cb0"}
+_DOUBTFUL = {"facecolor": "#e2e8f0", "edgecolor": "#a0aec0", "hatch": "///"}
 _OTHERS = ("#2f855a", "#805ad5", "#b83280", "#975a16")
 
 
@@ -26,11 +30,20 @@ def available() -> bool:
 
 
 def draw(lines: Sequence[Line], place: Path) -> list[Path]:
-    """Draw into the folder `place`; return the files. Images without data are skipped."""
+    """Draw into the folder `place`; return the files. Images without data are removed.
+
+    First calls that ran beside others are left out, and speed-ups of doubtful measurements are hatched in grey.
+    """
     made = []
     speedups = [line for line in lines if line.speedup is not None]
-    firsts = [line for line in lines if line.first_call and line.backend != "eager"]
-    for name, chosen, fill in (("speedups.png", speedups, _speedups), ("first-calls.png", firsts, _first_calls)):
+    compiled = [line for line in lines if line.first_call and line.backend != "eager"]
+    firsts = [line for line in compiled if not line.beside]
+    beside = len(compiled) - len(firsts)
+    for name, chosen, fill in (
+        ("speedups.png", speedups, _speedups),
+        (FIRST_CALLS, firsts, functools.partial(_first_calls, left_out=beside)),
+    ):
+        (place / name).unlink(missing_ok=True)  # of earlier results
         if chosen:
             figure = _figure(chosen)
             fill(figure, chosen)
@@ -88,10 +101,12 @@ def _axes(figure: Any, lines: Sequence[Line], title: str, unit: str) -> tuple[An
     return axes, bars, {backend: _COLOURS.get(backend) or next(others) for backend in backends}
 
 
-def _legend(axes: Any, colours: dict[str, str]) -> None:
+def _legend(axes: Any, colours: dict[str, str], doubtful: bool = False) -> None:
     from matplotlib.patches import Patch
 
     handles = [Patch(color=colour, label=backend) for backend, colour in colours.items()]
+    if doubtful:
+        handles.append(Patch(**_DOUBTFUL, label="doubtful, see report.html"))
     axes.figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False)
 
 
@@ -102,15 +117,25 @@ def _speedups(figure: Any, lines: Sequence[Line]) -> None:
         ratio = line.speedup
         assert ratio is not None
         spread = [[max(0.0, ratio.value - ratio.low)], [max(0.0, ratio.high - ratio.value)]]
-        axes.barh(place, ratio.value, height=0.85, color=colours[line.backend], xerr=spread, ecolor="#1a202c")
+        look = _DOUBTFUL if line.doubtful else {"color": colours[line.backend]}
+        axes.barh(place, ratio.value, height=0.85, xerr=spread, ecolor="#1a202c", **look)
+        if line.doubtful:
+            axes.text(0.02, place, line.backend, va="center", size="small", transform=axes.get_yaxis_transform())
     axes.axvline(1.0, color="#1a202c", linewidth=1)
-    _legend(axes, colours)
+    certain = {line.backend for line in lines if not line.doubtful}
+    _legend(
+        axes,
+        {name: colour for name, colour in colours.items() if name in certain},
+        any(line.doubtful for line in lines),
+    )
 
 
-def _first_calls(figure: Any, lines: Sequence[Line]) -> None:
+def _first_calls(figure: Any, lines: Sequence[Line], left_out: int = 0) -> None:
     lines = _grouped(lines)
     warm = any(line.warm_call for line in lines)
-    title = "First call, including the compile" + ("; dark: in a second process" if warm else "")
+    title = "First call alone, including the compile" + ("\ndark: in a second process" if warm else "")
+    if left_out:
+        title += f"\nwithout {left_out} that ran beside others (--jobs 1)"
     axes, bars, colours = _axes(figure, lines, title, "seconds")
     for place, line in zip(bars, lines, strict=True):
         axes.barh(place, line.first_call, height=0.85, color=colours[line.backend], alpha=0.5 if warm else 1.0)

@@ -11,18 +11,23 @@ from fxpool.bench.case import Run
 from fxpool.bench.results import Record
 from fxpool.bench.statistics import Ratio, ratio
 
-__all__ = ["Change", "Line", "change_table", "changes", "failures", "lines", "table"]
+__all__ = ["Change", "Line", "change_table", "changes", "failures", "footnotes", "lines", "parts", "table"]
 
 Key = tuple[str, str, str]  # case, mode, backend
+
+# Results of earlier versions do not say what ran beside a first call.
+_UNKNOWN = ["other runs may have compiled: measure again with --fresh"]
 
 
 @dataclass(frozen=True)
 class Line:
     """A case in a mode with a backend, over its repetitions.
 
-    `median` is in seconds per call. `speedup` is eager's median divided by this one. `first_call` is the median time of
+    `median` is in seconds per call. `speedup` is eager's median divided by this one; it is `doubtful` if either
+    measurement has remarks. `first_call` is the median time of
     the first call in seconds, and `warm_call` that in a second process. `saved` is the difference of the two, or the
-    seconds saved by fxpool's hits. `doubts` are the remarks of the measurements.
+    seconds saved by fxpool's hits. `doubts` are the remarks of the measurements. `beside` says what else ran during the
+    first calls; without it, they were alone.
     """
 
     case: str
@@ -37,6 +42,8 @@ class Line:
     peak: int
     difference: float
     doubts: tuple[str, ...]
+    doubtful: bool = False
+    beside: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -50,10 +57,11 @@ class Change:
     new: float
     ratio: Ratio
     noise: float
+    doubtful: bool = False
 
     @property
     def verdict(self) -> str:
-        """``slower``, ``faster``, or ``same`` if the change is within noise."""
+        """``slower``, ``faster``, or ``same`` if the change is within noise. `doubtful` says how far to trust it."""
         if not self.ratio.differs(self.noise):
             return "same"
         return "slower" if self.ratio.value > 1 else "faster"
@@ -92,7 +100,6 @@ def lines(records: Mapping[Run, Record]) -> list[Line]:
     found = []
     for (case, mode, backend), ours in grouped.items():
         eager = grouped.get((case, mode, "eager"))
-        doubts = [remark for one in ours for remark in (one.measured or {}).get("remarks", [])]
         found.append(
             Line(
                 case,
@@ -106,10 +113,39 @@ def lines(records: Mapping[Run, Record]) -> list[Line]:
                 _saved(ours),
                 max((one.peak or 0 for one in ours), default=0),
                 max((one.difference or 0.0 for one in ours), default=0.0),
-                tuple(dict.fromkeys(doubts)),
+                _doubts(ours),
+                bool(_doubts([*ours, *(eager or [])])),
+                _beside(ours),
             )
         )
     return found
+
+
+def _doubts(records: Iterable[Record]) -> tuple[str, ...]:
+    remarks = [remark for one in records for remark in (one.measured or {}).get("remarks", [])]
+    return tuple(dict.fromkeys(remarks))
+
+
+def _beside(records: Iterable[Record]) -> tuple[str, ...]:
+    """Return what else ran during first calls, in words."""
+    said: list[str] = []
+    for one in records:
+        for call, value, beside in (
+            ("the first call", one.first_call, one.beside),
+            ("the first call with warm caches", one.warm_call, one.warm_beside),
+        ):
+            if value is not None:
+                said += [f"during {call}, {other}" for other in (_UNKNOWN if beside is None else beside)]
+    return tuple(dict.fromkeys(said))
+
+
+def parts(records: Iterable[Record]) -> dict[str, float]:
+    """Return the seconds of all processes in each of their phases, largest first; see `Record.phases`."""
+    total: dict[str, float] = {}
+    for record in records:
+        for name, seconds in record.phases.items():
+            total[name] = total.get(name, 0.0) + seconds
+    return dict(sorted(total.items(), key=lambda item: -item[1]))
 
 
 def failures(records: Mapping[Run, Record]) -> list[Record]:
@@ -127,6 +163,7 @@ def changes(old: Mapping[Run, Record], new: Mapping[Run, Record], noise: float) 
             new=_middle(one.median for one in after[key]),
             ratio=ratio(_samples(after[key]), _samples(before[key])),
             noise=noise,
+            doubtful=bool(_doubts([*before[key], *after[key]])),
         )
         for key in after
         if key in before
@@ -134,29 +171,82 @@ def changes(old: Mapping[Run, Record], new: Mapping[Run, Record], noise: float) 
     return sorted(found, key=lambda change: -change.ratio.value)
 
 
-def table(records: Mapping[Run, Record]) -> Table:
-    """Return the table of `lines`."""
-    shown = Table(title="seconds per call, medians; speed-up over eager with its 95 % interval")
+def table(records: Mapping[Run, Record], width: int = 120) -> Table:
+    """Return the table of `lines`, for `width` columns; `footnotes` explains its marks.
+
+    A narrow table has the mode below the case, and no memory, seconds saved and differences from eager: see the page.
+    """
     found = lines(records)
-    warm = ("warm", "saved") if any(line.warm_call for line in found) else ()
-    columns = ("case", "mode", "backend", "per call", "speed-up", "first call", *warm, "memory", "off eager", "doubts")
-    for heading in columns:
-        shown.add_column(heading, justify="left" if heading in ("case", "mode", "backend", "doubts") else "right")
+    notes = _numbers(found)
+    narrow = width < 100
+    warm: tuple[str, ...] = ("warm", "saved")[: 1 if narrow else 2] if any(line.warm_call for line in found) else ()
+    rest = ("memory", "off eager") if width >= (118 if warm else 100) else ()
+    shown = Table(
+        title="time per call (median); speed-up over eager with its 95 % interval",
+        title_justify="left",
+        box=None,
+        padding=(0, 1 if narrow else 2, 0, 0),
+        pad_edge=False,
+    )
+    for heading in ("case", "backend") if narrow else ("case", "mode", "backend"):
+        shown.add_column(heading, overflow="fold", no_wrap=heading != "case")
+    for heading in ("per call", "speed-up", "first call", *warm, *rest):
+        shown.add_column(heading, justify="right", no_wrap=True)
+    shown.add_column("notes", overflow="fold")
     for line in found:
-        speedup = line.speedup
+        mark = BESIDE if line.beside else ""
+        figures = {name: _marked(getattr(line, field), mark) for name, field in _CALLS.items()}
+        figures["memory"] = _bytes(line.peak)
+        figures["off eager"] = f"{line.difference:.1e}" if line.backend != "eager" else ""
+        speedup = _interval(line.speedup) if line.speedup is not None else ""
         shown.add_row(
-            line.case,
-            line.mode,
+            *([f"{line.case}\n  {line.mode}"] if narrow else [line.case, line.mode]),
             line.backend,
             seconds(line.median),
-            f"{speedup.value:.2f} ({speedup.low:.2f} - {speedup.high:.2f})" if speedup is not None else "",
-            seconds(line.first_call),
-            *(seconds(getattr(line, name)) for name in ("warm_call", "saved") if warm),
-            f"{line.peak >> 20} MB",
-            f"{line.difference:.1e}" if line.backend != "eager" else "",
-            "; ".join(line.doubts),
+            f"{DOUBTFUL if speedup and line.doubtful else ''}{speedup}",
+            *(figures[name] for name in ("first call", *warm, *rest)),
+            ", ".join(str(notes[text]) for text in (*line.doubts, *line.beside) if text in notes),
         )
     return shown
+
+
+# The columns of first calls, and their fields of a line.
+_CALLS = {"first call": "first_call", "warm": "warm_call", "saved": "saved"}
+#: Marks of figures that the work of others may have made.
+BESIDE, DOUBTFUL = "*", "~"
+# The largest number of footnotes on first calls; the page has all.
+_LISTED = 3
+
+
+def _numbers(found: Iterable[Line]) -> dict[str, int]:
+    found = list(found)
+    beside = dict.fromkeys(text for line in found for text in line.beside)
+    texts = dict.fromkeys(text for line in found for text in line.doubts)
+    texts |= beside if len(beside) <= _LISTED else {}  # side by side, each row has another
+    return {text: number for number, text in enumerate(texts, 1)}
+
+
+def footnotes(records: Mapping[Run, Record]) -> list[tuple[str, str]]:
+    """Return the notes below the table of these records, each with its mark or number."""
+    found = lines(records)
+    said = []
+    if any(line.beside for line in found):
+        said.append((BESIDE, "not comparable: others ran beside it (report.html names them). Alone: --jobs 1 --fresh"))
+    if any(line.speedup is not None and line.doubtful for line in found):
+        said.append((DOUBTFUL, "doubtful: see the notes of this row and of eager's"))
+    return said + [(str(number), text) for text, number in _numbers(found).items()]
+
+
+def _interval(found: Ratio) -> str:
+    return f"{found.value:.2f} ({found.low:.2f}-{found.high:.2f})"
+
+
+def _marked(value: float | None, mark: str) -> str:
+    return f"{seconds(value)}{mark}" if value is not None else ""
+
+
+def _bytes(value: int) -> str:
+    return f"{value / (1 << 30):.1f} GB" if value >= 1 << 30 else f"{value >> 20} MB"
 
 
 def change_table(found: Iterable[Change]) -> Table:
@@ -166,7 +256,8 @@ def change_table(found: Iterable[Change]) -> Table:
         shown.add_column(heading, justify="right" if heading in ("old", "new", "ratio") else "left")
     for one in found:
         interval = f"{one.ratio.value:.3f} ({one.ratio.low:.3f} - {one.ratio.high:.3f})"
-        shown.add_row(one.case, one.mode, one.backend, seconds(one.old), seconds(one.new), interval, one.verdict)
+        verdict = f"{one.verdict}, doubtful" if one.doubtful and one.verdict != "same" else one.verdict
+        shown.add_row(one.case, one.mode, one.backend, seconds(one.old), seconds(one.new), interval, verdict)
     return shown
 
 

@@ -35,9 +35,11 @@ class Record:
     `state` is ``done``; ``wrong`` (measured, but the outputs differ from eager's); ``failed`` (it raised); ``killed``
     (its process died); ``timeout``; or ``memory``. `reason` explains it in words, with the end of the output.
     `first_call` is in seconds, compiling included; `warm_call` is that of a second process. `difference` is the largest
-    difference from eager, relative to the largest value. `peak` is the memory of its process in bytes, `device_peak`
-    that of tensors on a GPU. `measured` is the measurement as plain data, `stats` fxpool's counters, and `phases` the
-    seconds of each phase.
+    difference from eager, relative to the largest value. `beside` says in words what else ran during the first call,
+    and `warm_beside` during that of the second process. Empty: it was alone; None: unknown. `peak` is the memory of its
+    process in bytes, `device_peak` that of tensors on a GPU. `measured` is the measurement as plain data, `stats`
+    fxpool's counters, and `phases` the seconds of each phase: starting, building, compiling, comparing, ready (waiting
+    to measure), measuring, and paused (stopped while other runs measured, which does not count in the others).
     """
 
     run: Run
@@ -51,6 +53,8 @@ class Record:
     phases: dict[str, float] = field(default_factory=dict)
     device_peak: int | None = None
     warm_call: float | None = None
+    beside: list[str] | None = None
+    warm_beside: list[str] | None = None
 
     @property
     def median(self) -> float | None:

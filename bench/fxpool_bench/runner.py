@@ -25,10 +25,12 @@ from typing import IO, Any
 import psutil
 
 from fxpool import config
-from fxpool.bench import plan
+from fxpool.bench import plan, servers
 from fxpool.bench.bystanders import Bystanders, signal_tree, tree
 from fxpool.bench.case import Case, Run
 from fxpool.bench.guard import Guard
+from fxpool.bench.measurement import surroundings
+from fxpool.bench.measurement.surroundings import Look
 from fxpool.bench.results import Record
 from fxpool.bench.suite import Suite
 from fxpool.pool.host import marks, runtime_dir
@@ -39,6 +41,10 @@ __all__ = ["Live", "Runner", "Settings"]
 _LOOK_SECONDS = 0.25
 # Seconds that processes may take to end after they were killed.
 _END_SECONDS = 30.0
+# Seconds that servers get to finish what a run has left in their queue, before a run that is to be alone.
+_IDLE_SECONDS = 60.0
+# Runs named of those beside a first call.
+_NAMED = 3
 # Characters kept of a run's output.
 _OUTPUT_KEPT = 4000
 
@@ -63,9 +69,11 @@ class Settings:
 
 @dataclass(eq=False)
 class Live:
-    """A run's process. `phase` is starting, building, compiling, ready, measuring or ended, and began at `since`.
+    """A run's process. `phase` is starting, building, compiling, comparing, waiting, measuring or ended.
 
-    `first` is the record of the first process, if this is the second.
+    It began after `since` seconds of the process, without those in which the process was stopped. `first` is the record
+    of the first process, if this is the second. `beside` has the ids of other runs while this process compiled, and
+    `disturbance` says what other programs did.
     """
 
     run: Run
@@ -76,7 +84,7 @@ class Live:
     device: str
     first: Record | None = None
     phase: str = "starting"
-    since: float = field(default_factory=time.monotonic)
+    since: float = 0.0
     begun: float = field(default_factory=time.monotonic)
     stopped_for: float = 0.0
     stopped_since: float | None = None
@@ -85,9 +93,13 @@ class Live:
     phases: dict[str, float] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
     ended_by: str = ""
+    beside: dict[str, None] = field(default_factory=dict)
+    look: Look | None = None
+    paused_before: float = 0.0
+    disturbance: str | None = None
 
     def enter(self, phase: str) -> None:
-        now = time.monotonic()
+        now = self.seconds
         self.phases[self.phase] = self.phases.get(self.phase, 0.0) + now - self.since
         self.phase, self.since = phase, now
 
@@ -97,10 +109,15 @@ class Live:
         self.stopped_since = time.monotonic() if stopped else None
 
     @property
+    def paused(self) -> float:
+        """Seconds in which the process was stopped."""
+        since = self.stopped_since
+        return self.stopped_for + (time.monotonic() - since if since is not None else 0.0)
+
+    @property
     def seconds(self) -> float:
         """Seconds that the process has run, without those in which it was stopped."""
-        stopped = time.monotonic() - self.stopped_since if self.stopped_since is not None else 0.0
-        return time.monotonic() - self.begun - self.stopped_for - stopped
+        return time.monotonic() - self.begun - self.paused
 
 
 class Runner:
@@ -126,6 +143,8 @@ class Runner:
         self._tasks: set[asyncio.Task[None]] = set()
         self._idle = asyncio.Event()
         self._over = False
+        self._idleness: servers.Idleness | None = None
+        self._patience = 0.0
 
     async def run(self) -> None:
         """Run all runs. On SIGINT, SIGTERM or cancellation, kill the running processes without writing their records.
@@ -137,7 +156,7 @@ class Runner:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, task.cancel)
         configured = config.current().runtime_dir
-        root = runtime_dir.runtime_root(str(configured) if configured is not None else None)
+        self._root = root = runtime_dir.runtime_root(str(configured) if configured is not None else None)
         guard = Guard(self._mark)
         self._bystanders = Bystanders(root, lambda: [one.process.pid for one in list(self.live)], self._changed)
         try:
@@ -170,6 +189,8 @@ class Runner:
     async def _begin_some(self) -> None:
         # No process starts during a measurement, because a start keeps a core busy for seconds.
         while (self._second or self.waiting) and not (self._measuring and self._settings.exclusive):
+            if self._settings.jobs == 1 and not self.live and not self._servers_idle():
+                return
             expected = plan.expected_bytes(self._second[0].run if self._second else self.waiting[0], self._peaks)
             memory = psutil.virtual_memory()
             growing = [(live.expected, live.bytes) for live in self.live]
@@ -194,6 +215,9 @@ class Runner:
         )
         case = self._suite.case(run.case)
         live = Live(run, case, process, output, expected, self._device(case), first)
+        for other in self.live:
+            if other.phase == "compiling":
+                other.beside[run.id] = None
         self.live.append(live)
         order = {
             "suite": str(self._suite.path),
@@ -211,6 +235,15 @@ class Runner:
         task = asyncio.create_task(self._follow(live))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    def _servers_idle(self) -> bool:
+        """Return whether servers have finished what earlier runs left, or have had a minute for it."""
+        if self._idleness is None:
+            self._idleness, self._patience = servers.Idleness(self._root), time.monotonic() + _IDLE_SECONDS
+        if not self._idleness.reached() and time.monotonic() < self._patience:
+            return False
+        self._idleness = None
+        return True
 
     def _device(self, case: Case) -> str:
         there = [live.device for live in self.live]
@@ -234,15 +267,41 @@ class Runner:
         live.facts |= event
         live.peak = max(live.peak, event.get("peak", 0))
         if name == "ready" and live.first is None:
-            live.enter("ready")
+            live.enter("waiting")
             self._queue.append(live)
             self._next_measurement()
         elif name in ("measured", "failed"):
             live.facts["state"] = "failed" if name == "failed" else "wrong" if event["wrong"] else "done"
             live.enter("ended")
             self._measurement_over(live)
+        elif name == "comparing":
+            self._compiled(live)
         else:
             live.enter(name)
+            if name == "compiling":
+                self._compiles(live)
+
+    def _compiles(self, live: Live) -> None:
+        live.beside |= {other.run.id: None for other in self.live if other is not live}
+        live.paused_before = live.paused
+        live.look = self._look(live) if not live.beside else None
+
+    def _compiled(self, live: Live) -> None:
+        """Take the seconds in which the process was stopped from its first call, and name what else ran."""
+        live.facts["first_call"] -= live.paused - live.paused_before
+        if not live.beside and live.look is not None:
+            live.disturbance = surroundings.between(live.look, self._look(live)).disturbance()
+        live.enter("comparing")
+
+    def _look(self, live: Live) -> Look:
+        """Return the state of the machine, in which a run's own processes are all that compile for it."""
+        own = tree(live.process.pid)
+        if live.run.backend == "fxpool":
+            own += servers.processes(self._root)
+        found = surroundings.look()
+        pids = {process.pid for process in own}
+        others = {pid: facts for pid, facts in found.processes.items() if pid not in pids}
+        return replace(found, own=servers.cpu_seconds(own), processes=others)
 
     def _ended(self, live: Live) -> None:
         live.enter("ended")
@@ -331,15 +390,37 @@ def _record(live: Live) -> Record:
         live.peak or None,
         facts.get("measured"),
         facts.get("stats", {}),
-        {name: round(seconds, 3) for name, seconds in live.phases.items() if name != "ended"},
+        _phases(live),
         facts.get("device_peak") or None,
+        beside=_beside(live),
     )
+
+
+def _phases(live: Live) -> dict[str, float]:
+    phases = {name: seconds for name, seconds in live.phases.items() if name != "ended"}
+    return {name: round(seconds, 3) for name, seconds in (phases | {"paused": live.stopped_for}).items()}
+
+
+def _beside(live: Live) -> list[str] | None:
+    """Return what else ran during a first call, in words; None without a first call."""
+    if "first_call" not in live.facts:
+        return None
+    ids = list(live.beside)
+    more = f" and {len(ids) - _NAMED} more" if len(ids) > _NAMED else ""
+    runs = [f"{', '.join(ids[:_NAMED])}{more} ran: --jobs 1 times it alone"] if ids else []
+    return runs + ([live.disturbance] if live.disturbance else [])
 
 
 def _with_second(record: Record, live: Live) -> Record:
     """Return the record of a run whose second process has ended."""
     if "first_call" in live.facts:
-        return replace(record, warm_call=live.facts["first_call"])
+        phases = {name: seconds + record.phases.get(name, 0.0) for name, seconds in _phases(live).items()}
+        return replace(
+            record,
+            warm_call=live.facts["first_call"],
+            warm_beside=_beside(live),
+            phases=record.phases | phases,
+        )
     second = _record(live)
     return replace(record, state=second.state, reason=f"in a second process: {second.reason}")
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shutil
+import time
 from pathlib import Path
 
 import click
 
-from fxpool.commands.output import FOUND_WRONG, INTERRUPTED, console, fail
+from fxpool.commands.output import FOUND_WRONG, INTERRUPTED, console, fail, wrapped
 
 __all__ = ["bench"]
 
@@ -31,7 +32,7 @@ def _words(text: str) -> list[str]:
 @click.option(
     "--repetitions", default=1, show_default=True, type=click.IntRange(1), help="Processes per case, mode and backend."
 )
-@click.option("--jobs", default=0, help="Processes at a time (default: cores + 1).")
+@click.option("--jobs", default=0, help="Processes at a time (default: cores + 1). 1: first calls alone.")
 @click.option("--threads", default=0, help="Threads of torch in each process (default: torch's).")
 @click.option("--out", type=click.Path(path_type=Path), help="Directory for results (default: bench-SUITE).")
 @click.option("--fresh", is_flag=True, help="Discard previous results (default: resume).")
@@ -70,7 +71,8 @@ def bench(
     """Run the cases of a benchmark suite.
 
     SUITE is a .py or .toml file, or a built-in suite: attention, convolutions, kernels, transformers. Models are
-    compiled in parallel and measured one after the other, while the rest of the run is paused.
+    compiled in parallel and measured one after the other, while the rest of the run is paused. First calls are timed
+    beside other compiles, and marked so; --jobs 1 times them alone.
     Results are written as they arrive, and the same command resumes a stopped run. The exit status is 1 if a case
     failed, gave wrong results, or (with --compare) is slower.
     """
@@ -107,6 +109,7 @@ def bench(
         warm=warm,
         environment=runner.fresh_caches(own.absolute()) if caches == "own" else {},
     )
+    began = time.monotonic()
     active = runner.Runner(chosen, missing, settings, add, lambda: display.change())
     with contextlib.closing(results), Display(shown, active, len(wanted), len(wanted) - len(missing)) as display:
         stopped = False
@@ -114,8 +117,16 @@ def bench(
             asyncio.run(active.run())
         except asyncio.CancelledError:
             stopped = True
+    ended = [found[run] for run in missing if run in found and found[run] is not results.there.get(run)]
+    took = f"{len(ended)} runs in {time.monotonic() - began:.0f} s"
+    if parts := report.parts(ended):
+        took += f"; all processes together: {', '.join(f'{name} {spent:.0f} s' for name, spent in parts.items())}"
     done = {run: found[run] for run in wanted if run in found}
-    shown.print(report.table(done))
+    shown.print()
+    shown.print(report.table(done, shown.width))
+    for mark, note in report.footnotes(done):
+        shown.print(wrapped(f"{mark:<2} ", note, shown.width), markup=False, soft_wrap=True)
+    shown.print()
     bad = report.failures(done)
     for record in bad:
         # The file has the complete reason.
@@ -133,7 +144,12 @@ def bench(
     written = [results.path, place / "report.html"]
     lines = report.lines(done)
     if lines and plots.available():
-        written += plots.draw(lines, place)
+        drawn = plots.draw(lines, place)
+        written += drawn
+        if not any(path.name == plots.FIRST_CALLS for path in drawn) and any(line.beside for line in lines):
+            shown.print(
+                "no picture of first calls: none was alone (--jobs 1 --fresh times them alone)", highlight=False
+            )
     elif lines:
         shown.print(
             "no plots: matplotlib is not installed (pip install 'fxpool[bench]')", markup=False, highlight=False
@@ -142,6 +158,7 @@ def bench(
         pyperf.write_text(pyperf_file.pyperf_json(head, done), encoding="utf-8")
         written.append(pyperf)
     shown.print(f"results: {', '.join(map(str, written))}", highlight=False, soft_wrap=True)
+    shown.print(took, highlight=False, soft_wrap=True)
     if stopped:
         fail("stopped; run the same command to resume", INTERRUPTED)
     raise SystemExit(FOUND_WRONG if bad or slower else 0)

@@ -36,6 +36,30 @@ def test_lines_know_what_caches_saved() -> None:
     assert "warm" in headings and "saved" in headings
 
 
+def test_what_others_may_have_made_is_drawn_as_no_lead(tmp_path: Path) -> None:
+    remarks = ["other processes kept 1.0 cores busy: wait"]
+    every = [
+        record("a", "inference", "eager", 4e-3),
+        record("a", "inference", "fxpool", 1e-3, beside=["a/inference/inductor ran: --jobs 1 times it alone"]),
+        record("a", "inference", "inductor", 2e-3, remarks=remarks),
+        record("b", "inference", "inductor", 2e-3),
+    ]
+    lines = report.lines({one.run: one for one in every})
+    ours = [line for line in lines if line.speedup is not None]
+    figure = plots._figure(ours)
+    plots._speedups(figure, ours)
+    certain, doubtful = figure.axes[0].patches
+    assert not certain.get_hatch() and doubtful.get_hatch()
+    assert [text.get_text() for text in figure.axes[0].texts] == ["inductor"]
+    legend = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert legend[0] == "fxpool" and legend[1].startswith("doubtful")
+    assert [path.name for path in plots.draw(lines, tmp_path)] == ["speedups.png", "first-calls.png"]
+    beside = [line for line in lines if line.beside]
+    assert [line.backend for line in beside] == ["fxpool"]
+    assert [path.name for path in plots.draw(beside, tmp_path)] == ["speedups.png"]
+    assert not (tmp_path / "first-calls.png").exists(), "a picture of earlier results is left"
+
+
 def test_pictures_are_drawn(tmp_path: Path) -> None:
     made = plots.draw(report.lines(records()), tmp_path)
     assert [path.name for path in made] == ["speedups.png", "first-calls.png"]

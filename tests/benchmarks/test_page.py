@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,11 @@ EVIL = "</script><img src=x onerror=\"document.title='broken'\">"
 
 
 def record(case: str, mode: str, backend: str, median: float | None, **facts: Any) -> Record:
-    measured = (
-        {"median": median, "samples": [median * (1 + 0.001 * n) for n in range(20)], "remarks": []} if median else None
-    )
-    facts.setdefault("state", "done" if median else "failed")
+    measured = None
+    if median:
+        samples = [median * (1 + 0.001 * n) for n in range(20)]
+        measured = {"median": median, "samples": samples, "remarks": facts.pop("remarks", [])}
+    facts = {"state": "done" if median else "failed", "beside": [], "warm_beside": [], **facts}
     return Record(Run(case, mode, backend), measured=measured, first_call=3.0, **facts)
 
 
@@ -79,8 +80,13 @@ def opened(browser: Any, tmp_path: Path) -> Any:
 
 def rows(opened: Any, table: str = "cases") -> list[list[str]]:
     script = "return [...document.querySelectorAll(arguments[0])].map(r => [...r.cells].map(c => c.innerText.trim()))"
-    found: list[list[str]] = opened.execute_script(script, f"#{table} tbody tr")
+    found: list[list[str]] = opened.execute_script(script, f"#{table} tbody tr:not(.notes)")
     return found
+
+
+def notes(opened: Any) -> list[str]:
+    """The notes below the rows that have any."""
+    return [cell.text for cell in opened.find_elements("css selector", "#cases tr.notes td")]
 
 
 def head(opened: Any, title: str, table: str = "cases") -> Any:
@@ -98,9 +104,11 @@ def test_every_case_is_in_it(opened: Any) -> None:
         ["large", "training", "fxpool", "memory"],
         ["odd", "dynamic", "fxpool", "failed"],
     ]
-    assert shown[1][4] == "1.00 ms" and shown[1][5].startswith("4.00 (") and shown[1][9] == "12.5 s"
-    assert "in shape or" in shown[3][12] and "9000 MB" in shown[4][12]
-    assert opened.find_element("id", "count").text == "6 of 6"
+    assert shown[1][4] == "1.00 ms" and shown[1][5].startswith("4.00 (") and shown[1][7] == "12.5 s"
+    wrong, killed, failed = notes(opened)
+    assert "in shape or" in wrong and "9000 MB" in killed and failed.startswith("ValueError")
+    assert opened.find_element("id", "count").text == "6 of 6 rows"
+    assert opened.find_element("id", "title").text == "mine: 3 cases, run in 6 ways"
     assert opened.title == "mine, fxpool bench", "what a case raised was run"
 
 
@@ -129,7 +137,7 @@ def test_rows_are_filtered(opened: Any) -> None:
             value,
         )
         assert len(rows(opened)) == expected
-    assert opened.find_element("id", "count").text == "1 of 6"
+    assert opened.find_element("id", "count").text == "1 of 6 rows"
 
 
 def test_changes_are_shown(opened: Any) -> None:
@@ -138,6 +146,63 @@ def test_changes_are_shown(opened: Any) -> None:
     assert [row[6] for row in shown[1:]] == ["same"] * 3
     head(opened, "verdict", "changes").click()
     assert rows(opened, "changes")[0][6] == "same"
+
+
+@pytest.fixture
+def sized(opened: Any) -> Iterator[Callable[[int, str], None]]:
+    """Sets the browser's width and colour scheme for one test."""
+
+    def size(width: int, scheme: str = "light") -> None:
+        metrics = {"width": width, "height": 1000, "deviceScaleFactor": 1, "mobile": False}
+        opened.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+        features = [{"name": "prefers-color-scheme", "value": scheme}]
+        opened.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+
+    yield size
+    opened.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    opened.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+
+
+@pytest.mark.parametrize("width", [1024, 1280, 1440])
+def test_every_column_fits(opened: Any, sized: Callable[[int, str], None], tmp_path: Path, width: int) -> None:
+    """With all columns, doubts and a long name."""
+    beside = ["scaled_dot_product/training/inductor, softmax/dynamic/fxpool ran: --jobs 1 times it alone"]
+    every = [
+        record("scaled_dot_product", "inference", "eager", 4e-3, peak=123 << 30),
+        record("scaled_dot_product", "inference", "inductor", 2.222e-5, warm_call=222.0, beside=beside, peak=123 << 30),
+        record("scaled_dot_product", "inference", "fxpool", 1e-5, warm_call=2.0, difference=1e-7, remarks=["x " * 200]),
+    ]
+    path = tmp_path / "wide.html"
+    path.write_text(page.page(HEAD, {one.run: one for one in every}), encoding="utf-8")
+    for scheme in ("light", "dark"):
+        sized(width, scheme)
+        opened.get(path.as_uri())
+        assert rows(opened)[1][6:8] == ["3.00 s*", "222 s*"]
+        over = "const s = document.querySelector('.scroll'); return s.scrollWidth - s.clientWidth"
+        assert opened.execute_script(over) == 0
+        assert opened.execute_script("return document.documentElement.scrollWidth") <= width
+        if place := os.environ.get("SCREENSHOTS"):
+            opened.save_screenshot(str(Path(place) / f"report-{width}-{scheme}.png"))
+
+
+def test_figures_that_others_may_have_made_are_no_leads(opened: Any, tmp_path: Path) -> None:
+    every = [
+        record("a", "inference", "eager", 4e-3, remarks=["other processes kept 1.0 cores busy: wait"]),
+        record("a", "inference", "inductor", 1e-3, beside=["a/inference/fxpool ran: --jobs 1 times it alone"]),
+        record("b", "inference", "eager", 4e-3),
+        record("b", "inference", "fxpool", 1e-3),
+        record("c", "inference", "fxpool", 1e-3, beside=None),
+    ]
+    path = tmp_path / "report.html"
+    path.write_text(page.page(HEAD, {one.run: one for one in every}), encoding="utf-8")
+    opened.get(path.as_uri())
+    speedups = [row[5].split("\n")[0] for row in rows(opened)]
+    assert [text[:5] for text in speedups] == ["", "~4.00", "", "4.00 ", ""]
+    assert [row[6] for row in rows(opened)] == ["3.00 s", "3.00 s*", "3.00 s", "3.00 s", "3.00 s*"]
+    bars = opened.find_elements("css selector", ".bar i")
+    assert [bar.get_attribute("class") for bar in bars] == ["doubtful", ""]
+    assert notes(opened)[1] == "during the first call, a/inference/fxpool ran: --jobs 1 times it alone"
+    assert "measure again" in notes(opened)[2]
 
 
 def test_nothing_leaves_the_page_and_nothing_is_wrong_with_it(opened: Any, tmp_path: Path) -> None:

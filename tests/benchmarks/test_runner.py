@@ -63,12 +63,23 @@ def after_busy():
         time.sleep(0.01)
     return model()
 
+def slow_call():
+    calls = []
+    def function():
+        if not calls:
+            end = time.monotonic() + 25
+            while time.monotonic() < end:
+                time.sleep(0.1)
+        calls.append(0)
+    return function, ()
+
 TIMEOUT = float(os.environ.get("TIMEOUT_OF_HANGS", 3.0))
 QUICK = {"seconds": 0.2, "precision": 0.5, "backends": ("eager",)}
 CASES = [
     Case("model", model, **QUICK),
     Case("trained", model, **{**QUICK, "modes": ("training",)}),
     Case("crashes", crashes, **QUICK),
+    Case("slow call", slow_call, **QUICK),
     Case("fails", fails, **QUICK),
     Case("hangs", hangs, **{**QUICK, "timeout": TIMEOUT}),
     Case("eats", eats, **{**QUICK, "memory": 500 << 20}),
@@ -122,6 +133,17 @@ def test_one_that_fails_costs_itself_only(mine: suite.Suite) -> None:
     assert "SIGSEGV" in found["crashes"].reason and "building" in found["crashes"].reason
     assert "ValueError: no such model" in found["fails"].reason and "said before it failed" in found["fails"].reason
     assert found["wrong"].difference and found["wrong"].difference > 0.1
+
+
+@pytest.mark.slow
+def test_a_first_call_says_what_ran_beside_it(mine: suite.Suite) -> None:
+    found = run_all(mine, "slow call", "model", jobs=2)
+    slow = found["slow call"]
+    assert slow.beside and slow.beside[0].startswith("model/inference/eager ran: --jobs 1")
+    assert slow.first_call and slow.first_call >= 20, "it went on while the other was starting"
+    assert slow.first_call < slow.phases["compiling"] + 1, "seconds in which it was stopped count"
+    alone = run_all(mine, "slow call", jobs=1)["slow call"].beside
+    assert alone is not None and not any("--jobs 1" in text for text in alone)
 
 
 @pytest.mark.slow
@@ -245,7 +267,7 @@ def test_a_runner_that_is_ended_leaves_nothing_and_goes_on(
     again = bench(tmp_path, "--cases", "model,trained", "--jobs", "2")
     output, _ = again.communicate(timeout=120)
     assert again.returncode == 0, output
-    assert "1 of 2 are already done" in output and "trained/training/eager" in output
+    assert "1 of 2 runs are already done" in output and "trained/training/eager" in output
     assert {run.case for run in recorded(tmp_path)} == {"model", "trained"}
 
 
@@ -256,13 +278,15 @@ def test_the_command_says_what_was_wrong(mine: suite.Suite, tmp_path: Path) -> N
     assert process.returncode == 1
     assert "fails/inference/eager: failed: ValueError: no such model" in output
     assert "results.jsonl" in output and "per call" in output
+    assert "model/inference/eager: called, " in output, "a finished step has no line"
+    assert "2 runs in " in output and "building " in output.partition("all processes together: ")[2]
     # What failed is there, too, and is tried again on request only.
     process = bench(tmp_path, "--cases", "fails,model")
     output, _ = process.communicate(timeout=120)
-    assert process.returncode == 1 and "2 of 2 are already done" in output
+    assert process.returncode == 1 and "2 of 2 runs are already done" in output
     process = bench(tmp_path, "--cases", "fails,model", "--retry")
     output, _ = process.communicate(timeout=120)
-    assert "1 of 2 are already done" in output and "[2/2] fails" in output
+    assert "1 of 2 runs are already done" in output and "[2/2] fails" in output
     process = bench(tmp_path, "--cases", "nothing")
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 2 and "unknown case 'nothing'" in output

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 
 from fxpool.bench import child, plan, report, results, suite
 from fxpool.bench.case import Case, Run, runs
@@ -265,6 +268,37 @@ def test_lines_failures_and_changes() -> None:
     assert (same.backend, same.verdict) == ("eager", "same")
     assert report.changes(new, old, 0.02)[-1].verdict == "faster"
     assert report.table(new).row_count == 3 and report.change_table([slower]).row_count == 1
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_table_fits_and_its_notes_are_below_it(width: int) -> None:
+    ran = ["a_case_with_a_name/inference/inductor ran: --jobs 1 times it alone"]
+    every = [record("a_case_with_a_name", name, noisy(4e-5, 1)) for name in ("eager", "inductor", "fxpool")]
+    every = [replace(one, beside=[], warm_beside=[], warm_call=0.5) for one in every]
+    every[1] = replace(every[1], beside=ran)
+    for one, remarks in zip(every, ([], ["clocks changed: wait", "calls vary: wait"], []), strict=True):
+        assert one.measured is not None
+        one.measured["remarks"] = remarks
+    new = {one.run: one for one in every}
+    console = Console(file=io.StringIO(), width=width)
+    console.print(report.table(new, width))
+    assert isinstance(console.file, io.StringIO)
+    lines = console.file.getvalue().splitlines()
+    assert lines[0].startswith("time per call"), "seconds stand above microseconds"
+    whole = "\n".join(lines)
+    assert max(len(line.rstrip()) for line in lines) <= width and "\u2026" not in whole
+    (inductor,) = [line for line in lines if "inductor" in line]
+    (fxpool,) = [line for line in lines if "fxpool" in line]
+    assert "~" in inductor and "1 s*" in inductor and inductor.rstrip().endswith("1, 2, 3")
+    assert "~" not in fxpool and "1 s " in fxpool
+    notes = report.footnotes(new)
+    assert [mark for mark, _ in notes] == ["*", "~", "1", "2", "3"]
+    assert dict(notes)["1"] == "clocks changed: wait" and "inductor ran" in dict(notes)["3"]
+
+
+def test_seconds_of_parts_are_added() -> None:
+    first, second = (replace(record("a", name, [1.0]), phases={"building": 1.0, "measuring": 2.5}) for name in "xy")
+    assert report.parts([first, second]) == {"measuring": 5.0, "building": 2.0}
 
 
 def test_one_measurement_per_device_at_a_time() -> None:

@@ -78,6 +78,7 @@ def run_demo(console: Console, backends: Sequence[str] = ("fxpool", "inductor", 
         soft_wrap=True,
     )
     started = time.monotonic()
+    parts: dict[str, float] = {}
     results: list[tuple[Run, dict[str, Any]]] = []
     failures: list[ChildError] = []
     with (
@@ -92,16 +93,17 @@ def run_demo(console: Console, backends: Sequence[str] = ("fxpool", "inductor", 
             arguments += ["--uncompiled"] if run.backend == "eager" else []
             extra = own_server.environment() if run.backend == "fxpool" else {}
             environment = child_environment(Path(directory, run.backend), extra)
-            own_server.quiet(_runtime_of(directory))
-            with step(str(run)) as say:
+            with _timed(parts, "waiting for the server's preparations"):
+                own_server.quiet(_runtime_of(directory))
+            with step(str(run)) as say, _timed(parts, run.backend) as took:
                 try:
                     result = loader.run(arguments, environment, str(run))
                 except ChildError as error:
                     failures.append(error)
-                    say(f"failed: the process {error.how}")
+                    say(f"failed after {took():.1f} s: the process {error.how}")
                 else:
                     results.append((run, result))
-                    say(f"first call {result['first_call_seconds']:.1f} s")
+                    say(f"first call {result['first_call_seconds']:.1f} s of the process's {took():.1f} s")
     console.print()
     console.print(table(results))
     console.print()
@@ -112,7 +114,10 @@ def run_demo(console: Console, backends: Sequence[str] = ("fxpool", "inductor", 
         "gradients. torch and the models' code are imported before timing starts, for all backends.",
         soft_wrap=True,
     )
-    console.print(f"{time.monotonic() - started:.0f} s in total", highlight=False)
+    total = time.monotonic() - started
+    parts["the rest"] = total - sum(parts.values())
+    said = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in parts.items() if seconds >= 0.5)
+    console.print(f"{total:.0f} s in total" + (f": {said}" if said else ""), highlight=False, soft_wrap=True)
     for failure in failures:
         console.print(f"\n[red]{escape(failure.message)}[/red]; the end of its output:")
         console.print(failure.output or "(none)", markup=False, highlight=False)
@@ -120,6 +125,16 @@ def run_demo(console: Console, backends: Sequence[str] = ("fxpool", "inductor", 
     for run in wrong:
         console.print(f"[red]{escape(str(run))}: the results differ from eager's by more than {TOLERANCE:g}[/red]")
     return 1 if failures or wrong else 0
+
+
+@contextlib.contextmanager
+def _timed(parts: dict[str, float], name: str) -> Iterator[Callable[[], float]]:
+    """Add the seconds of the ``with`` block to `parts`; yield a function that returns those so far."""
+    started = time.monotonic()
+    try:
+        yield lambda: time.monotonic() - started
+    finally:
+        parts[name] = parts.get(name, 0.0) + time.monotonic() - started
 
 
 def _runtime_of(directory: str) -> Path:

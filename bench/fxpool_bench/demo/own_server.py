@@ -12,11 +12,11 @@ from pathlib import Path
 
 import psutil
 
+from fxpool.bench import servers
+
 __all__ = ["environment", "own_server", "quiet"]
 
 _LOOK_SECONDS = 0.25
-# Share of a CPU that the server and all its processes use; an idle server uses less than a hundredth.
-_QUIET_SHARE = 0.1
 _PATIENCE = 60.0
 
 
@@ -34,7 +34,7 @@ def own_server(runtime: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        processes = _processes(runtime)
+        processes = servers.processes(runtime)
         for link in hosts.links(runtime):
             ending.end(link)
         for process in psutil.wait_procs(processes, timeout=ending.PATIENCE)[1]:
@@ -48,37 +48,9 @@ def quiet(runtime: Path, patience: float = _PATIENCE) -> bool:
     Returns True once they are idle, immediately without a server; False after `patience` (seconds).
     """
     end = time.monotonic() + patience
-    before = _cpu_seconds(_processes(runtime))
-    while before:
-        began = time.monotonic()
-        time.sleep(_LOOK_SECONDS)
-        now = _cpu_seconds(_processes(runtime))
-        used = sum(seconds - before.get(process, 0.0) for process, seconds in now.items())
-        if used < _QUIET_SHARE * (time.monotonic() - began):
-            return True
+    idleness = servers.Idleness(runtime)
+    while not idleness.reached():
         if time.monotonic() > end:
             return False
-        before = now
+        time.sleep(_LOOK_SECONDS)
     return True
-
-
-def _processes(runtime: Path) -> list[psutil.Process]:
-    """Return the servers in `runtime` and all their descendants."""
-    from fxpool.pool.client import hosts
-
-    processes: list[psutil.Process] = []
-    for link in hosts.links(runtime):
-        with contextlib.suppress(psutil.NoSuchProcess, KeyError):
-            server = psutil.Process(hosts.status(link)["server_pid"])
-            processes += [server, *server.children(recursive=True)]
-    return processes
-
-
-def _cpu_seconds(processes: list[psutil.Process]) -> dict[psutil.Process, float]:
-    """Return the CPU seconds of each process, including its ended children, such as compilers."""
-    seconds = {}
-    for process in processes:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            times = process.cpu_times()
-            seconds[process] = times.user + times.system + times.children_user + times.children_system
-    return seconds

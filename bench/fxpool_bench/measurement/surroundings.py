@@ -78,9 +78,7 @@ class Surroundings:
 
     def remarks(self) -> list[str]:
         """Return reasons to doubt a measurement in this period, each with its cause and the way to avoid it."""
-        said = []
-        if self.other_cores > max(0.1, 0.05 * (os.cpu_count() or 1)):
-            said.append(self._others())
+        said = list(filter(None, [self.disturbance()]))
         for name, clock in (("processor", self.megahertz), ("GPU", self.gpu_megahertz)):
             if clock is not None and clock[0] and abs(clock[1] / clock[0] - 1) > _CLOCK:
                 said.append(f"the {name}'s clock went from {clock[0]:.0f} to {clock[1]:.0f} MHz: {_KEEP_CLOCK[name]}")
@@ -88,12 +86,15 @@ class Surroundings:
             said.append(f"{self.gpu_processes} other processes had the GPU open: end those that nvidia-smi lists")
         return said
 
-    def _others(self) -> str:
+    def disturbance(self) -> str | None:
+        """Return which processes took processor time, or None if they took hardly any."""
+        if self.other_cores <= max(0.1, 0.05 * (os.cpu_count() or 1)):
+            return None
         if self.stolen_cores > self.other_cores / 2:
             return f"other virtual machines took {self.stolen_cores:.1f} cores: use a machine that is not shared"
         cores = f"other processes kept {self.other_cores:.1f} cores busy"
         if self.busiest is None:
-            return f"{cores}, but none most of them: see top, and measure when they are idle"
+            return f"{cores} together: see top, and measure when they are idle"
         return f"{cores}, most of them {self.busiest}: measure when it is idle or has ended"
 
     def facts(self) -> dict[str, Any]:

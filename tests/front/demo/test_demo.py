@@ -131,7 +131,7 @@ def test_the_status_says_whether_a_child_failed_or_was_wrong(monkeypatch: pytest
         return canned_loader(run)
 
     for loader, status, word in (
-        (answers(1e-6), 0, "first call 1.0 s"),
+        (answers(1e-6), 0, "first call 1.0 s of the process's 0.0 s"),
         (answers(1.0), 1, "differ from eager"),
         (answers(float("nan")), 1, "differ from eager"),
         (answers(0.0, fails=True), 1, "[red] is no markup here"),
