@@ -13,7 +13,10 @@ from typing import Any
 
 from fxpool import forks
 
-__all__ = ["KEPT_GRAPHS", "add_remote_seconds", "add_seconds_saved", "count", "record_graph", "reset", "snapshot"]
+__all__ = [
+    "KEPT_GRAPHS", "add_compile_seconds", "add_remote_seconds", "add_seconds_saved", "count", "record_graph", "reset",
+    "snapshot",
+]  # fmt: skip
 
 KEPT_GRAPHS = 1000  # a record is under 1 KB; limits the memory of a sweep over many models
 
@@ -44,6 +47,7 @@ _lock = forks.lock(__name__, "_lock", lambda: _complete())
 _numbers: dict[str, int] = {}
 _tables: dict[str, dict[str, int]] = {}
 _graphs: deque[dict[str, Any]] = deque(maxlen=KEPT_GRAPHS)
+_compile_seconds = 0.0
 _seconds_saved = 0.0
 _remote_seconds = 0.0
 
@@ -77,6 +81,13 @@ def record_graph(record: Mapping[str, Any]) -> None:
         _graphs.append(dict(record))
 
 
+def add_compile_seconds(seconds: float) -> None:
+    """Add the time of a graph's compile, or of waiting for it (seconds)."""
+    global _compile_seconds
+    with _lock:
+        _compile_seconds += seconds
+
+
 def add_seconds_saved(seconds: float) -> None:
     """Add the time of a graph's first compile minus the time of loading it now (seconds). Ignores negative values."""
     global _seconds_saved
@@ -91,14 +102,16 @@ def add_remote_seconds(seconds: float) -> None:
         _remote_seconds += seconds
 
 
-def snapshot() -> dict[str, Any]:
-    """Return a copy of all counters: numbers, tables of reasons, `seconds_saved`, `remote_seconds`, `graphs`."""
+def snapshot(*, graphs: bool = True) -> dict[str, Any]:
+    """Return a copy of all counters: numbers, tables of reasons, seconds by name, and `graphs` unless that is false."""
     with _lock:
         result: dict[str, Any] = dict(_numbers)
         result.update({name: dict(table) for name, table in _tables.items()})
+        result["compile_seconds"] = _compile_seconds
         result["seconds_saved"] = _seconds_saved
         result["remote_seconds"] = _remote_seconds
-        result["graphs"] = [dict(record) for record in _graphs]
+        if graphs:
+            result["graphs"] = [dict(record) for record in _graphs]
         return result
 
 
@@ -109,13 +122,13 @@ def reset() -> None:
 
 
 def _clear() -> None:
-    global _seconds_saved, _remote_seconds
+    global _compile_seconds, _seconds_saved, _remote_seconds
     _numbers.clear()
     _numbers.update(dict.fromkeys(_NUMBERS, 0))
     _tables.clear()
     _tables.update({name: dict.fromkeys(reasons, 0) for name, reasons in _TABLES.items()})
     _graphs.clear()
-    _seconds_saved = _remote_seconds = 0.0
+    _compile_seconds = _seconds_saved = _remote_seconds = 0.0
 
 
 def _complete() -> None:

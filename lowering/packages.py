@@ -78,7 +78,7 @@ def _compile(program: Any, path: str, attempt: Attempt) -> None:
     attempt.level, attempt.outcome = "in_process", Outcome.IN_PROCESS
     counters.count("compiles", "in_process")
     toolchain_dir = runtime.toolchain_directory(attempt.store())
-    with toolchain.failures_explained(toolchain_dir), interruptions.let_through():
+    with attempt.timed("compile"), toolchain.failures_explained(toolchain_dir), interruptions.let_through():
         packages.build(program, path, {})
 
 

@@ -68,6 +68,7 @@ class StandaloneGraph:
                 if served is not None:
                     self._take(served)
                     attempt.record()
+                    attempt.report()
                     return
                 eager.check(attempt.store(), attempt.key, attempt.label)
                 chain.complete(captured)

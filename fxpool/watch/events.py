@@ -28,13 +28,18 @@ STATES = ("queued", "compiling", "loading", "ready", "eager", "failed")
 
 @dataclass(frozen=True)
 class State:
-    """A graph's new state, one of `STATES`. `detail` explains it; `stage` counts progressive stages from 0."""
+    """A graph's new state, one of `STATES`. `detail` explains it; `stage` counts progressive stages from 0.
+
+    `facts` of a last state (``ready``, ``eager``, ``failed``): `outcome`, `level`, `key` and `reasons`, as in the
+    records of ``fxpool.stats()["graphs"]``.
+    """
 
     at: float
     graph: str
     state: str
     detail: str = ""
     stage: int = 0
+    facts: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -92,10 +97,18 @@ def exchange(old: Collection[Listener], new: Iterable[Listener]) -> None:
         _listeners = (*(one for one in _listeners if one not in old), *new)
 
 
-def state(graph: str, name: str, detail: str = "", *, stage: int = 0, at: float | None = None) -> None:
+def state(
+    graph: str,
+    name: str,
+    detail: str = "",
+    *,
+    stage: int = 0,
+    at: float | None = None,
+    facts: Mapping[str, object] | None = None,
+) -> None:
     """Report a graph's state, now or since `at`."""
     if _listeners:
-        event = State(time.monotonic() if at is None else at, graph, name, detail, stage)
+        event = State(time.monotonic() if at is None else at, graph, name, detail, stage, facts or {})
         for listener in _listeners:
             with _dropped_if_it_raises(listener):
                 listener.on_state(event)

@@ -39,6 +39,7 @@ class Outcome(enum.Enum):
     WORKER = "worker"
     JOINED = "joined"  # another process's compile of the same graph
     IN_PROCESS = "in_process"
+    PARTS = "parts"  # level "fx": the graphs that AOTAutograd makes of it have separate records
     ASYNC = "async"  # eager for now; the background compile has a separate record
     EAGER = "eager"  # permanently
     NOT_KEPT = "not_kept"  # a later stage that failed: the stage before stays in use
@@ -51,6 +52,7 @@ _STATES = {
     Outcome.WORKER: ("ready", "compiled by a worker"),
     Outcome.JOINED: ("ready", "compiled for another process"),
     Outcome.IN_PROCESS: ("ready", "compiled in this process"),
+    Outcome.PARTS: ("ready", "in parts"),
     Outcome.ASYNC: ("ready", "async"),
     Outcome.EAGER: ("eager", "for good"),
     Outcome.NOT_KEPT: ("ready", "not_kept"),
@@ -171,6 +173,8 @@ class Attempt:
                 events.span(self.label if phase == "total" else phase, now - seconds, now, graph=self.label)
 
     def spent(self, phase: str, seconds: float) -> None:
+        if phase == "compile":
+            counters.add_compile_seconds(seconds)
         self.seconds[phase] = self.seconds.get(phase, 0.0) + seconds
 
     def report(self, state: str = "", detail: str = "") -> None:
@@ -180,7 +184,8 @@ class Attempt:
         self.reported = True
         if not state:
             state, detail = _STATES[self.outcome]
-        events.state(self.label, state, detail, stage=self.stage)
+        facts = {"outcome": self.outcome.value, "level": self.level, "key": self.key, "reasons": tuple(self.reasons)}
+        events.state(self.label, state, detail, stage=self.stage, facts=facts)
 
     def record(self) -> None:
         """Add it to the `graphs` of ``fxpool.stats()``, and at intervals to the host's statistics."""

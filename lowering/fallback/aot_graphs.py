@@ -70,8 +70,25 @@ def _compile_one(
         return inner.compile_as_torch_does(graph, inputs, arguments)  # returns the graph itself: nothing to compile
     suffix = "backward" if arguments.get("is_backward") else "forward"
     # The outcome is "in_process" unless there is a hit or a worker: it is recorded before the last level runs.
-    cause: BaseException | None = None
     part = Attempt(f"{attempt.label} {suffix}", attempt.options, level="fx", outcome=Outcome.IN_PROCESS)
+    try:
+        compiled = _compile_part(graph, inputs, arguments, part, compile_captured, frame)
+    except BaseException as error:
+        part.report("failed", type(error).__name__)
+        raise
+    part.report()
+    return compiled
+
+
+def _compile_part(
+    graph: Any,
+    inputs: Sequence[Any],
+    arguments: dict[str, Any],
+    part: Attempt,
+    compile_captured: CompileCaptured | None,
+    frame: frames.Frame | None,
+) -> Any:
+    cause: BaseException | None = None
     started = time.perf_counter()
     try:
         if compile_captured is not None:
@@ -81,7 +98,7 @@ def _compile_one(
     except CannotReturnError as error:
         part.step_down(f"fx:return:{error.reason}", error)
     except DEADLY as error:
-        if suffix == "forward":
+        if not arguments.get("is_backward"):
             raise  # the whole Dynamo graph runs eagerly
         # The forward is already in use, and this may be the user's call of backward().
         return run_eagerly(inner.as_output(graph), part, error)
@@ -97,7 +114,11 @@ def _compile_one(
         part.seconds["total"] = time.perf_counter() - started
         part.record()
     counters.count("compiles", "in_process")
-    with toolchain.of_stock(runtime.toolchain_directory(attempt.store())), interruptions.let_through():
+    with (
+        part.timed("compile"),
+        toolchain.of_stock(runtime.toolchain_directory(part.store())),
+        interruptions.let_through(),
+    ):
         with configs.without_torchs_caches() if part.has_own_code else contextlib.nullcontext():
             compiled = inner.compile_as_torch_does(graph, inputs, arguments)
     if cause is not None:

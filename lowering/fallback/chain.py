@@ -112,6 +112,7 @@ def compile_with_fallback(
     try:
         attempt.level = "fx"
         call = aot_graphs.compile_each(gm, inputs, attempt, compile_captured, at_home=cause is not None)
+        attempt.outcome = Outcome.PARTS
         if cause is not None:  # the level failed, not the graph
             failed_levels.remember(attempt, cause)
         return call
@@ -399,7 +400,7 @@ def _keeping(
     from fxpool.lowering.worker import compiler
 
     captured.complete()
-    with interruptions.let_through(), compiler.local_kernels() as kernels:
+    with attempt.timed("compile"), interruptions.let_through(), compiler.local_kernels() as kernels:
         artifact = compiler.compile_live(captured, aot.copy_of(gm), inputs, kernels)
     counters.count("compiles", "in_process")
     attempt.outcome = Outcome.IN_PROCESS
@@ -414,7 +415,11 @@ def _in_process(gm: torch.fx.GraphModule, inputs: Sequence[Any], attempt: Attemp
     attempt.level, attempt.outcome = "in_process", Outcome.IN_PROCESS
     counters.count("compiles", "in_process")
     try:
-        with toolchain.of_stock(runtime.toolchain_directory(attempt.store())), interruptions.let_through():
+        with (
+            attempt.timed("compile"),
+            toolchain.of_stock(runtime.toolchain_directory(attempt.store())),
+            interruptions.let_through(),
+        ):
             with configs.without_torchs_caches() if attempt.has_own_code else contextlib.nullcontext():
                 compiled = aot.compile_graph(gm, inputs, keep_result=False)
     except Exception as error:
