@@ -39,6 +39,7 @@ Private names of torch are used in `fxpool.torch_compat` only. Around these pack
     reasons       explains each counted reason          explanation    ``fxpool.explain``: misses, pairs of keys
     setting_values    parses the values of settings   torch_compat  torch's private names
     dashboard     ``fxpool dashboard``: a page about pool and store, and metrics
+    integrations  callbacks of trainers, and OpenTelemetry spans
 
 Importing this module imports neither torch nor anything else that is slow: that is imported inside functions.
 """
@@ -119,14 +120,14 @@ def stats() -> dict[str, Any]:
     """Return counters of this process's graphs, and the size of the cache, as plain data.
 
     `hits`, `misses`, `guard_misses`: numbers of graphs. `bypasses`, `fallbacks`: reason to count. `compiles`: graphs
-    compiled, by `worker` and `in_process`. `seconds_saved`: compile time saved by hits, from the times stored with
-    their entries. `remote`: `hits`, `misses` and `writes` of the cache shared between machines, and its errors;
-    `remote_seconds`: time for which graphs waited for it. `graphs`: one record per graph, the latest ones. `store`:
-    numbers of `entries` and `blobs` in the configured cache directory, their `bytes`, and how many entries were
-    `evicted` by all processes since its index was created; None without a directory. `cache_disk_bytes`: bytes that the
-    whole directory takes on disk, including precompiled headers. `host`: the same counters of all processes with this
-    cache directory in the last 30 days; a process adds its own when it ends, and periodically. `background`: the
-    current result of `wait`.
+    compiled, by `worker` and `in_process`. `compile_seconds`: time that graphs were compiled or waited for a worker,
+    added up. `seconds_saved`: compile time saved by hits, from the times stored with their entries. `remote`: `hits`,
+    `misses` and `writes` of the cache shared between machines, and its errors; `remote_seconds`: time for which graphs
+    waited for it. `graphs`: one record per graph, the latest ones. `store`: numbers of `entries` and `blobs` in the
+    configured cache directory, their `bytes`, and how many entries were `evicted` by all processes since its index was
+    created; None without a directory. `cache_disk_bytes`: bytes that the whole directory takes on disk, including
+    precompiled headers. `host`: the same counters of all processes with this cache directory in the last 30 days; a
+    process adds its own when it ends, and periodically. `background`: the current result of `wait`.
 
     Raises:
         errors.ConfigurationError: a setting cannot be parsed.

@@ -1,0 +1,7 @@
+"""Reports to other libraries what fxpool compiled. None of them is imported before its module is used.
+
+training        what happened since a training began, as numbers to log
+transformers    a callback for the Trainer of transformers
+lightning       a callback for the Trainer of Lightning
+opentelemetry   a span for each graph
+"""
