@@ -15,6 +15,7 @@ The TOML parser is imported inside functions: most processes have no settings fi
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import re
@@ -24,11 +25,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fxpool import forks, setting_values
-from fxpool.errors import ConfigurationError, UnknownNameError
+from fxpool import directories, forks, setting_values
+from fxpool.errors import ConfigurationError, FxpoolError, UnknownNameError
 from fxpool.setting_values import WORKING_MODES, WORKING_POOLS
 
-__all__ = ["WORKING_MODES", "WORKING_POOLS", "Settings", "configure", "current", "override", "reset"]
+__all__ = ["WORKING_MODES", "WORKING_POOLS", "Settings", "configure", "current", "override", "reset",
+           "trusted_owners", "why_temporary"]  # fmt: skip
 
 _PREFIX = "FXPOOL_"
 _MODE_VARIABLE = "TORCHINDUCTOR_FX_COMPILE_MODE"
@@ -42,7 +44,8 @@ class Settings:
     """A consistent snapshot of every setting. Paths are absolute, sizes are bytes, times are seconds (`2m` is 120)."""
 
     cache_dir: Path
-    """Directory of entries, blobs and toolchain facts."""
+    """Directory of entries, blobs and toolchain facts. If none can be used in the home, the default is a private
+    directory under the temporary directory, with one warning."""
     cache_base: Path | None
     """Read-only cache that this user or root has filled, for example in an image. Lookups try it first."""
     trusted_owners: tuple[int, ...]
@@ -104,13 +107,14 @@ class Settings:
     """Try a torch newer than any that fxpool was tested with. Where it does not fit, Inductor compiles the graph."""
 
 
-def _default_cache_dir() -> Path:
-    # Not /tmp: files that a reboot or a cleaner removes would have to be compiled again.
-    base = os.environ.get("XDG_CACHE_HOME", "")
+def _in_home(variable: str, name: str, file: str) -> Path | None:
+    """Return a path in the directory that `variable` or else `name` in the home stands for; None without a home."""
+    base = os.environ.get(variable, "")
     # The XDG specification says that a relative value is to be ignored.
-    if not os.path.isabs(base):
-        base = os.path.expanduser("~/.cache")
-    return Path(base) / "fxpool"
+    if os.path.isabs(base):
+        return Path(base, file)
+    home = directories.home()
+    return Path(home, name, file) if home is not None else None
 
 
 @dataclass(frozen=True)
@@ -123,7 +127,8 @@ class _Row:
 
 
 _TABLE: dict[str, _Row] = {
-    "cache_dir": _Row(setting_values.as_path, _default_cache_dir),
+    # Not /tmp, if possible: files that a reboot or a cleaner removes would have to be compiled again.
+    "cache_dir": _Row(setting_values.as_path, lambda: _in_home("XDG_CACHE_HOME", ".cache", "fxpool")),
     "cache_base": _Row(setting_values.as_path, lambda: None),
     "trusted_owners": _Row(setting_values.as_users, lambda: ()),
     "cache_max_bytes": _Row(setting_values.as_limit, lambda: 10 << 30),
@@ -156,7 +161,8 @@ _WATCHED = (*_VARIABLES, _CONFIG_VARIABLE, "HOME", "XDG_CONFIG_HOME", "XDG_CACHE
 
 _lock = forks.lock(__name__, "_lock", lambda: _forget())
 _calls: dict[str, Any] = {}
-_cached: tuple[tuple[object, ...], Settings] | None = None
+# What the settings were read from, the settings, and why the cache is not in the home.
+_cached: tuple[tuple[object, ...], Settings, str] | None = None
 
 
 def current() -> Settings:
@@ -165,20 +171,47 @@ def current() -> Settings:
     Reads some fifteen environment variables and the file's modification time, under 0.1 ms, and parses
     only if one of them changed. Raises `ConfigurationError`.
     """
+    return _current()[0]
+
+
+def why_temporary() -> str:
+    """Return why the default cache directory is in the temporary directory and not in the home, or "".
+
+    Raises `ConfigurationError`.
+    """
+    return _current()[1]
+
+
+def trusted_owners() -> frozenset[int]:
+    """Return the uids whose directories and links are trusted: this user's, root's and those of `trusted_owners`."""
+    try:
+        named = current().trusted_owners
+    except FxpoolError:
+        named = ()  # the error is reported where the settings are used
+    return frozenset((os.geteuid(), 0, *named))
+
+
+def _current() -> tuple[Settings, str]:
     global _cached
     path = _config_file()
     seen = _fingerprint(path)
     cached = _cached
     if cached is not None and cached[0] == seen:
-        return cached[1]
+        return cached[1:]
     with _lock:
-        values = {name: row.default() for name, row in _TABLE.items()}
-        values.update(_read_file(path))
-        values.update(_read_environment())
-        values.update(_calls)
+        given = {**_read_file(path), **_read_environment(), **_calls}
+        values = {name: given[name] if name in given else row.default() for name, row in _TABLE.items()}
+        why = ""
+        if "cache_dir" not in given:
+            wanted = values["cache_dir"]
+            trusted = (os.geteuid(), 0, *values["trusted_owners"])
+            chosen = directories.default_cache(None if wanted is None else os.path.abspath(wanted), trusted)
+            values["cache_dir"], why = Path(chosen.path), chosen.why
+            if chosen.base is not None and "cache_base" not in given:
+                values["cache_base"] = Path(chosen.base)  # its entries can be read
         settings = Settings(**values)
-        _cached = (seen, settings)
-        return settings
+        _cached = (seen, settings, why)
+        return settings, why
 
 
 def configure(**settings: object) -> Settings:
@@ -234,26 +267,27 @@ def _parse(name: str, value: object, where: str) -> Any:
         raise ConfigurationError(f"{where}: {value!r} is not {bad}", remedy=bad.remedy) from None
 
 
-def _config_file() -> Path:
+def _config_file() -> Path | None:
     explicit = os.environ.get(_CONFIG_VARIABLE)
-    if explicit:
-        return Path(explicit).expanduser()
-    base = os.environ.get("XDG_CONFIG_HOME", "")
-    if not os.path.isabs(base):
-        base = os.path.expanduser("~/.config")
-    return Path(base) / "fxpool" / "config.toml"
-
-
-def _fingerprint(path: Path) -> tuple[object, ...]:
+    if not explicit:
+        return _in_home("XDG_CONFIG_HOME", ".config", "fxpool/config.toml")
     try:
-        status = os.stat(path)
-        file: object = (status.st_mtime_ns, status.st_size, status.st_ino)
-    except OSError:
-        file = None
+        return Path(explicit).expanduser()
+    except RuntimeError:
+        raise ConfigurationError(f"{_CONFIG_VARIABLE}: {explicit!r} is not {setting_values.NO_HOME}") from None
+
+
+def _fingerprint(path: Path | None) -> tuple[object, ...]:
+    file: object = None
+    with contextlib.suppress(OSError):
+        if path is not None:
+            status = os.stat(path)
+            file = (status.st_mtime_ns, status.st_size, status.st_ino)
     get = os.environ.get
     # Unknown variables count, so that a later misspelt variable is refused as well.
     ours = tuple(name for name in os.environ if name.startswith(_PREFIX))
-    return (str(path), file, ours, *[get(name) for name in _WATCHED])
+    # The default cache directory is the effective user's.
+    return (str(path), file, ours, os.geteuid(), *[get(name) for name in _WATCHED])
 
 
 def _read_environment() -> dict[str, Any]:
@@ -269,7 +303,9 @@ def _read_environment() -> dict[str, Any]:
     }
 
 
-def _read_file(path: Path) -> dict[str, Any]:
+def _read_file(path: Path | None) -> dict[str, Any]:
+    if path is None:
+        return {}
     try:
         content = path.read_bytes()
     except FileNotFoundError:

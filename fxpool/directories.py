@@ -1,9 +1,12 @@
-"""Checks whether other users could write to a directory or replace it.
+"""Checks whether other users could write to a directory or replace it, and chooses the default cache directory.
 
 For directories whose content is run or unpickled: the cache, and the directory of a server's socket. The rule is that
 of sshd for its key files, with one exception: every directory on the way belongs to root, to this user or to a trusted
 owner, and no other user may write to it. A sticky directory such as /tmp may be written to by all, because there only
 its owner and the owner of a file can rename the file. Cheap to import.
+
+The cache is in the home by default. If it cannot be there, `default_cache` names a directory of this user's in the
+temporary directory, as Inductor does for its own caches. It is checked like any other: the name may be taken.
 """
 
 from __future__ import annotations
@@ -14,13 +17,11 @@ import grp
 import os
 import pwd
 import stat
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from fxpool import config
-from fxpool.errors import FxpoolError
-
-__all__ = ["Danger", "ancestors", "danger_above", "make_private", "others_can_write", "trusted_owners", "user_name"]
+__all__ = ["Danger", "DefaultCache", "ancestors", "danger_above", "default_cache", "home", "make_private",
+           "opened_to", "others_can_write", "user_name"]  # fmt: skip
 
 _MAX_LINKS = 40  # as the kernel has it
 _ACL = "system.posix_acl_access"
@@ -35,22 +36,13 @@ class Danger:
     mend: str
 
 
-def trusted_owners() -> frozenset[int]:
-    """Return the uids whose directories and links are trusted: this user's, root's and those of `trusted_owners`."""
-    try:
-        named = config.current().trusted_owners
-    except FxpoolError:
-        named = ()  # the error is reported where the settings are used
-    return frozenset((os.geteuid(), 0, *named))
-
-
-def danger_above(path: str) -> Danger | None:
+def danger_above(path: str, trusted: Collection[int]) -> Danger | None:
     """Return a part of the path that lets other users replace what `path` leads to, or None.
 
     Looks at every directory and symbolic link that the kernel goes through, except at the directory or file at the end.
-    Missing parts are safe: only users who may write to an existing directory can create them.
+    Missing parts are safe: only users who may write to an existing directory can create them. `trusted` are the uids
+    that may own a part (`config.trusted_owners`).
     """
-    trusted = trusted_owners()
     steps = list(_steps(path))
     end = len(steps) - os.path.exists(path)  # a part that is missing would be created in the last directory
     for index, (step, status) in enumerate(steps):
@@ -62,12 +54,12 @@ def danger_above(path: str) -> Danger | None:
     return None
 
 
-def _danger_of(path: str, status: os.stat_result, trusted: frozenset[int]) -> Danger | None:
+def _danger_of(path: str, status: os.stat_result, trusted: Collection[int]) -> Danger | None:
     whose = f"belongs to {user_name(status.st_uid)}"
     if status.st_uid not in trusted and not _is_outside(status.st_uid):
         return Danger(path, whose, f"set FXPOOL_TRUSTED_OWNERS={_plain_name(status.st_uid)} if you trust this user")
     if not status.st_mode & stat.S_ISVTX and others_can_write(path, status):
-        what = f"{whose} and has mode {stat.S_IMODE(status.st_mode):04o}"
+        what = f"{whose} and is writable by {opened_to(status.st_mode)}"
         return Danger(path, what, f"chmod go-w {path} (or chmod +t)")
     return None
 
@@ -82,6 +74,11 @@ def others_can_write(path: str, status: os.stat_result) -> bool:
     return bool(status.st_mode & stat.S_IWGRP) and not (_is_private_group(status.st_gid) and not _has_acl(path))
 
 
+def opened_to(mode: int, bits: int = 0o022) -> str:
+    """Return the users besides the owner that a mode admits by any of `bits`, and the mode, for messages."""
+    return f"{'all users' if mode & bits & 0o007 else 'its group'} (mode {stat.S_IMODE(mode):04o})"
+
+
 def make_private(path: str) -> None:
     """Create `path` and missing parents, mode 0700 each whatever the umask. Raises OSError."""
     if os.path.isdir(path):
@@ -94,6 +91,83 @@ def make_private(path: str) -> None:
     except FileExistsError:
         if not os.path.isdir(path):
             raise
+
+
+@dataclass(frozen=True)
+class DefaultCache:
+    """The cache directory that holds without a setting: its `path`, and `why` it is not in the home, or "".
+
+    `base` is the directory in the home if it is this user's and can only be read, as on a read-only disk.
+    """
+
+    path: str
+    why: str = ""
+    base: str | None = None
+
+
+def home() -> str | None:
+    """Return the home directory; None if neither HOME nor the passwd entry of this user names an absolute path."""
+    named = os.environ.get("HOME", "")
+    if not named:
+        try:
+            named = pwd.getpwuid(os.getuid()).pw_dir
+        except KeyError:
+            return None
+    return named if os.path.isabs(named) else None
+
+
+def default_cache(wanted: str | None, trusted: Collection[int]) -> DefaultCache:
+    """Return `wanted`, or a private directory under the temporary directory if `wanted` cannot be used or is None."""
+    if wanted is None:
+        named = os.environ.get("HOME", "")
+        without = f"HOME is not set and {user_name(os.getuid())} has no home directory"
+        return DefaultCache(_temporary_cache(), f"HOME is {named!r}, which is no absolute path" if named else without)
+    danger = danger_above(wanted, trusted)
+    if danger is not None:
+        why = f"{danger.path} {danger.what}, so other users could replace {wanted}"
+        return DefaultCache(_temporary_cache(), why)
+    why = _unusable(wanted)
+    if not why:
+        return DefaultCache(wanted)
+    return DefaultCache(_temporary_cache(), why, wanted if _is_own(wanted) and os.access(wanted, os.R_OK) else None)
+
+
+def _temporary_cache() -> str:
+    import tempfile  # 5 ms with its own imports, and most users have a home
+
+    try:
+        above = tempfile.gettempdir()
+    except FileNotFoundError:
+        above = "/tmp"  # cannot be written to; the first entry reports it
+    return os.path.join(os.path.abspath(above), f"fxpool-cache-{os.geteuid()}")
+
+
+def _unusable(path: str) -> str:
+    """Return why this user cannot write to a directory or create it, or ""."""
+    there = next(above for above in ancestors(path) if os.path.lexists(above))
+    try:
+        status = os.stat(there)
+    except OSError as error:
+        return f"{there}: {os.strerror(error.errno or 0)}"
+    if not stat.S_ISDIR(status.st_mode):
+        return f"{there} is not a directory"
+    if there == path and not _is_own(path):
+        return f"{path} belongs to {user_name(status.st_uid)} and has mode {stat.S_IMODE(status.st_mode):04o}"
+    if os.access(there, os.W_OK | os.X_OK, effective_ids=True):
+        return ""
+    if os.statvfs(there).f_flag & os.ST_RDONLY:
+        return f"{there} is on a read-only disk"
+    mode = f"{stat.S_IMODE(status.st_mode):04o}"
+    return f"{user_name(os.geteuid())} may not write to {there} (owner {user_name(status.st_uid)}, mode {mode})"
+
+
+def _is_own(path: str) -> bool:
+    """Return whether a directory is this user's and no other user may write to it."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return False
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o022
 
 
 def ancestors(path: str) -> Iterator[str]:

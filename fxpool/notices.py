@@ -24,12 +24,14 @@ from collections.abc import Callable, Iterator
 
 from fxpool import counters, forks
 
-__all__ = ["PREFIX", "forget", "logger", "once", "switched_off", "warn"]
+__all__ = ["PREFIX", "forget", "logger", "once", "said_of", "switched_off", "warn"]
 
 PREFIX = "fxpool: "
 
 _lock = forks.lock(__name__, "_lock")
 _said: set[tuple[str, ...]] = set()
+# The latest text of `switched_off` by its reason.
+_texts: dict[str, str] = {}
 # Packages whose lines are never the cause of a warning.
 _NOT_THE_PROGRAM = ("fxpool", "torch", "threading", "contextlib", "concurrent")
 
@@ -124,7 +126,15 @@ def switched_off(reason: str, text: str, *, about: str = "") -> None:
     """Count `reason`, and warn once per process and `about`. `text` names what is off and a remedy."""
     counters.count("switched_off", reason)
     if _is_first(reason, about):
+        with _lock:
+            _texts[reason] = text
         warn(text)
+
+
+def said_of(reason: str) -> str:
+    """Return the latest warning of `switched_off` for a reason, without its remedy; empty if there was no warning."""
+    with _lock:
+        return _texts.get(reason, "").partition("\n")[0]
 
 
 def _is_first(*what: str) -> bool:
@@ -138,3 +148,4 @@ def forget() -> None:
     """Forget which warnings were given, so that each is given again."""
     with _lock:
         _said.clear()
+        _texts.clear()

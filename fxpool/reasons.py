@@ -307,7 +307,9 @@ _BYPASSES = {
         "Run fxpool doctor; if it finds no problem, save the artifacts again.",
     ),
     "cache_directory_refused": Reason(
-        "the cache directory is unsafe: other users can write to it", "Run fxpool doctor.", "security.md"
+        "the cache directory cannot be used: its owner, its mode or a directory above it, as the warning says",
+        "Do as the warning says, or run fxpool doctor, which says it as well.",
+        "security.md",
     ),
     "store_write_failed": Reason(
         "the entry could not be written", "See the warning for the system's error, and run fxpool doctor."
@@ -368,8 +370,13 @@ _SWITCHED_OFF = {
     **{name: reason for name, reason in _POOL.items() if not name.endswith(":")},
     "pool:": _POOL["pool:"],
     "cache_directory_refused": _BYPASSES["cache_directory_refused"],
+    "cache_is_temporary": Reason(
+        "the home cannot hold the cache, so compiled graphs are stored under the temporary directory",
+        "Set FXPOOL_CACHE_DIR to a directory that you own and that stays.",
+        "images.md",
+    ),
     "cache_base_refused": Reason(
-        "the directory of cache_base belongs to another user, or other users can write to it",
+        "the directory of cache_base cannot be used: its owner, its mode or a directory above it, as the warning says",
         "Run fxpool doctor.",
         "security.md",
     ),

@@ -18,6 +18,7 @@ from typing import Any
 from fxpool import quantities
 
 __all__ = [
+    "NO_HOME",
     "WORKING_MODES",
     "WORKING_POOLS",
     "BadValue",
@@ -53,6 +54,9 @@ WORKING_MODES = (
 WORKING_POOLS = ("embedded", "host", "off")
 
 
+NO_HOME = "a path that can be resolved: `~` stands for a home directory that is unknown"
+
+
 class BadValue(ValueError):
     """A value that does not parse. `str()` names the expected value; `remedy` is a further hint."""
 
@@ -66,7 +70,9 @@ def as_path(value: object) -> Path:
         raise BadValue("a path")
     try:
         path = Path(value).expanduser()
-    except (RuntimeError, TypeError) as error:
+    except RuntimeError:
+        raise BadValue(NO_HOME) from None
+    except TypeError as error:
         raise BadValue("a path") from error
     # Absolute, because a worker that reads it may have another working directory.
     try:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from fxpool import directories
+from fxpool import config
 from fxpool.codecache.store.blobs import BlobRef, check_directory
 from fxpool.codecache.store.entry import Entry
 from fxpool.codecache.store.store import LocalStore
@@ -27,7 +27,7 @@ class BaseStore(LocalStore):
 
     def __init__(self, root: str) -> None:
         """Raises UnsafeDirectoryError if others could have written to `root`, StoreError if it can't be read."""
-        self.owners = tuple(sorted(directories.trusted_owners()))
+        self.owners = tuple(sorted(config.trusted_owners()))
         super().__init__(root)
         unreadable = _unreadable(self.root)
         if unreadable is not None:

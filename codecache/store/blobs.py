@@ -25,7 +25,7 @@ from collections.abc import Collection
 
 import msgspec
 
-from fxpool import directories, forks
+from fxpool import config, directories, forks
 from fxpool.errors import CorruptEntryError, StoreError, UnsafeDirectoryError
 
 TEMPORARY_PREFIX = ".tmp-"
@@ -246,7 +246,8 @@ def check_directory(
     directories above it do. The message uses `what` and `setting`. Raises UnsafeDirectoryError.
     """
     path = os.path.abspath(path)
-    danger = directories.danger_above(path)
+    trusted = config.trusted_owners()
+    danger = directories.danger_above(path, trusted)
     if danger is not None:
         raise UnsafeDirectoryError(
             f"{danger.path}, in the path of the {what} {path}, {danger.what}: other users could replace the directory",
@@ -267,7 +268,7 @@ def check_directory(
         except OSError:
             continue
         _check_owner(part, status, owners, f"{part}, in the {what},", setting)
-        if os.path.islink(part) and (danger := directories.danger_above(part)) is not None:
+        if os.path.islink(part) and (danger := directories.danger_above(part, trusted)) is not None:
             raise UnsafeDirectoryError(
                 f"{danger.path}, in the path of {part}, {danger.what}: other users could replace the directory",
                 remedy=f"{danger.mend}, or set {setting} to another directory",
@@ -278,13 +279,15 @@ def _check_owner(path: str, status: os.stat_result, owners: Collection[int], sho
     if is_private(status, owners):
         return
     users = owners or (os.geteuid(),)
-    allowed = " or ".join(directories.user_name(user) for user in users)
-    whose = "you own" if len(users) == 1 else "you or root own"
-    raise UnsafeDirectoryError(
-        f"{shown} belongs to {directories.user_name(status.st_uid)} and has mode {stat.S_IMODE(status.st_mode):04o}; "
-        f"entries run as code, so it must belong to {allowed} and not be writable by other users",
-        remedy=f"chmod go-w {path}" if status.st_uid in users else f"set {setting} to a directory that {whose}",
-    )
+    owner = directories.user_name(status.st_uid)
+    if status.st_uid in users:
+        wrong = f"belongs to {owner} and is writable by {directories.opened_to(status.st_mode)}"
+        remedy = f"chmod go-w {path}"
+    else:
+        allowed = " or ".join(directories.user_name(user) for user in users)
+        wrong = f"belongs to {owner} (mode {stat.S_IMODE(status.st_mode):04o}), not to {allowed}"
+        remedy = f"set {setting} to a directory that {'you own' if len(users) == 1 else 'you or root own'}"
+    raise UnsafeDirectoryError(f"{shown} {wrong}: its entries would run as code", remedy=remedy)
 
 
 # (device, inode, size, mtime, ctime) of blobs whose digest this process has verified. ctime is included because the

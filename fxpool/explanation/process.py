@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fxpool import counters, reasons
+from fxpool import counters, notices, reasons
 from fxpool.codecache.explain import misses
 from fxpool.codecache.explain.misses import MissExplanation
 from fxpool.codecache.store.entry import Entry
@@ -20,7 +20,7 @@ class CountedReason:
     """A reason counted by this process, under the name of a counter of `fxpool.stats()`.
 
     `example` is the label of the latest graph counted under it, with its function and details;
-    or empty. `page` is a page of docs/ about it.
+    or the warning that was given for it; or empty. `page` is a page of docs/ about it.
     """
 
     counter: str
@@ -85,4 +85,4 @@ def _example(counter: str, name: str, graphs: Sequence[Mapping[str, Any]]) -> st
             shown = ", ".join(filter(None, parts))
             detail = str(record.get("details", {}).get(wanted, ""))
             return f"{shown}: {detail}" if detail else shown
-    return ""
+    return notices.said_of(name)

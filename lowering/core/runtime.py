@@ -24,7 +24,7 @@ from fxpool.codecache.key import probe_cache
 from fxpool.codecache.store.bounds import Bounds
 from fxpool.codecache.store.store import FRESH, LocalStore
 from fxpool.errors import FxpoolError, StoreError
-from fxpool.lowering.core import pool_environment
+from fxpool.lowering.core import pool_environment, switched_off
 
 if TYPE_CHECKING:
     from fxpool.pool import PoolClient
@@ -197,10 +197,20 @@ class Runtime:
                 except (StoreError, OSError) as error:
                     self._stores[root] = None
                     counters.count("bypasses", "cache_directory_refused")
-                    notices.switched_off("cache_directory_refused", f"running without a cache: {error}", about=root)
+                    why = self._why_temporary(root)
+                    more = f"\n  It was to replace the cache in the home: {why}" if why else ""
+                    said = f"running without a cache: {error}{more}"
+                    notices.switched_off("cache_directory_refused", said, about=root)
+                else:
+                    if why := self._why_temporary(root):
+                        switched_off.say_temporary(root, why)
             elif self._stores[root] is None:
                 counters.count("bypasses", "cache_directory_refused")
             return self._stores[root]
+
+    @staticmethod
+    def _why_temporary(root: str) -> str:
+        return config.why_temporary() if root == str(config.current().cache_dir) else ""
 
     def base(self) -> LocalStore | None:
         """Return the prefilled store of the setting `cache_base`; None if it is unset or may not be used."""

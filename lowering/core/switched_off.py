@@ -5,7 +5,8 @@ from __future__ import annotations
 from fxpool import config, notices
 from fxpool.errors import PoolError, PoolUnavailableError, ProtocolError
 
-__all__ = ["counted_as", "say_compiler_changed", "say_not_kept", "say_without_pool", "say_without_remote"]
+__all__ = ["counted_as", "say_compiler_changed", "say_not_kept", "say_temporary", "say_without_pool",
+           "say_without_remote"]  # fmt: skip
 
 
 def say_not_kept(why: object) -> None:
@@ -13,6 +14,15 @@ def say_not_kept(why: object) -> None:
     notices.switched_off(
         "cache_not_written",
         f"cannot store compiled graphs in {config.current().cache_dir}, so each process compiles them again: {why}",
+    )
+
+
+def say_temporary(cache_dir: str, why: str) -> None:
+    """Warn once that the cache is in the temporary directory, because the home cannot hold it."""
+    notices.switched_off(
+        "cache_is_temporary",
+        f"compiled graphs are stored in {cache_dir}, which a reboot or a new container may remove: {why}\n"
+        "  set FXPOOL_CACHE_DIR to a directory that you own and that stays",
     )
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import msgspec
 
-from fxpool import directories
+from fxpool import config, directories
 from fxpool.errors import PoolUnavailableError, UnsafeRuntimeDirectoryError
 from fxpool.pool.wire.config import CONFIG
 
@@ -260,14 +260,17 @@ def _secure(root: Path, *, private: bool) -> Path:
             f"the runtime directory {root} is not a directory (links are refused)", remedy=remedy
         )
     if facts.st_uid != os.getuid():
-        raise UnsafeRuntimeDirectoryError(f"the runtime directory {root} belongs to user {facts.st_uid}", remedy=remedy)
-    if facts.st_mode & (0o077 if private else 0o022):
-        mode = stat.S_IMODE(facts.st_mode)
+        owner, user = directories.user_name(facts.st_uid), directories.user_name(os.getuid())
         raise UnsafeRuntimeDirectoryError(
-            f"other users have access to the runtime directory {root} (mode {mode:o})", remedy=remedy
+            f"the runtime directory {root} belongs to {owner}, not to {user}", remedy=remedy
+        )
+    refused = 0o077 if private else 0o022
+    if facts.st_mode & refused:
+        raise UnsafeRuntimeDirectoryError(
+            f"the runtime directory {root} is open to {directories.opened_to(facts.st_mode, refused)}", remedy=remedy
         )
     # A user who can replace the directory can put another server's socket there.
-    danger = directories.danger_above(str(root))
+    danger = directories.danger_above(str(root), config.trusted_owners())
     if danger is not None:
         raise UnsafeRuntimeDirectoryError(
             f"{danger.path}, in the path of the runtime directory {root}, {danger.what}: other users could replace the "

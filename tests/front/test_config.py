@@ -2,7 +2,12 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import pwd
+import re
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -227,3 +232,97 @@ def test_the_file_is_found_where_xdg_says(tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "fxpool").mkdir()
     (tmp_path / "fxpool" / "config.toml").write_text("strict = true\nidle_timeout = 5")
     assert config.current().strict and config.current().idle_timeout == 5.0
+
+
+# --- homes -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The directory that stands in for a home's, without a setting for the cache."""
+    monkeypatch.delenv("FXPOOL_CACHE_DIR")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "home").mkdir(mode=0o700)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert config.current().cache_dir == tmp_path / "home" / ".cache" / "fxpool" and config.why_temporary() == ""
+    return tmp_path / f"fxpool-cache-{os.geteuid()}"
+
+
+def _without_passwd_entry(uid: int) -> pwd.struct_passwd:
+    raise KeyError(uid)
+
+
+@pytest.mark.parametrize("value", [None, "", "~", "relative"])
+def test_without_a_home_the_cache_is_in_the_temporary_directory(
+    value: str | None, temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pwd, "getpwuid", _without_passwd_entry)
+    monkeypatch.delenv("HOME")
+    if value is not None:
+        monkeypatch.setenv("HOME", value)
+    assert config.current().cache_dir == temporary and config.current().cache_base is None
+    expected = "HOME is not set and uid" if not value else f"HOME is {value!r}, which is no absolute path"
+    assert config.why_temporary().startswith(expected)
+    assert not temporary.exists(), "looking does not create it"
+
+
+def test_an_empty_home_is_that_of_the_passwd_entry(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "")
+    monkeypatch.setattr(pwd, "getpwuid", lambda uid: pwd.struct_passwd(("me", "x", uid, 0, "", "/proc", "")))
+    monkeypatch.setattr(os, "access", lambda *_, **__: True)
+    assert config.current().cache_dir == Path("/proc/.cache/fxpool")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "why"),
+    [
+        (lambda home: home.chmod(0o777), "home belongs to .* is writable by all users .mode 0777.*could replace"),
+        (lambda home: (home / ".cache").touch(), r"\.cache is not a directory"),
+        (lambda home: (home / ".cache").symlink_to("nowhere"), r"\.cache: No such file"),
+        (lambda home: os.chown(home, 12345, 12345), r"home belongs to uid 12345"),
+        (lambda home: _own_cache(home, 0o777), "fxpool belongs to .* has mode 0777"),
+    ],
+)
+def test_a_home_that_cannot_hold_the_cache(spoil: Callable[[Path], object], why: str, temporary: Path) -> None:
+    home = temporary.with_name("home")
+    try:
+        spoil(home)
+    except PermissionError:
+        pytest.skip("only root can give a directory away")
+    config.reset()
+    assert config.current().cache_dir == temporary and config.current().cache_base is None
+    assert re.search(why, config.why_temporary())
+
+
+def _own_cache(home: Path, mode: int) -> Path:
+    path = home / ".cache" / "fxpool"
+    path.mkdir(parents=True)
+    path.chmod(mode)
+    return path
+
+
+@pytest.mark.parametrize("disk", ["read-only", "closed"])
+def test_a_cache_that_can_only_be_read_is_the_base(disk: str, temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = _own_cache(temporary.with_name("home"), 0o700)
+    monkeypatch.setattr(os, "access", lambda path, mode, **_: not mode & os.W_OK)
+    flag = os.ST_RDONLY if disk == "read-only" else 0
+    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_flag=flag))
+    config.reset()
+    assert (config.current().cache_dir, config.current().cache_base) == (temporary, own)
+    assert ("is on a read-only disk" if flag else f"may not write to {own}") in config.why_temporary()
+    monkeypatch.setenv("FXPOOL_CACHE_BASE", "/opt/cache")
+    assert config.current().cache_base == Path("/opt/cache")
+    monkeypatch.setenv("FXPOOL_CACHE_DIR", "/data")
+    assert config.current().cache_dir == Path("/data") and config.why_temporary() == ""
+
+
+def test_a_home_that_is_not_known_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "~")
+    with pytest.raises(ConfigurationError, match=r"FXPOOL_CACHE_DIR: '~/cache' is not .*home directory that is unknown"):
+        monkeypatch.setenv("FXPOOL_CACHE_DIR", "~/cache")
+        config.current()
+    monkeypatch.delenv("FXPOOL_CACHE_DIR")
+    monkeypatch.setenv("FXPOOL_CONFIG", "~/fxpool.toml")
+    with pytest.raises(ConfigurationError, match=r"FXPOOL_CONFIG: '~/fxpool.toml' is not"):
+        config.current()

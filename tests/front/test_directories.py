@@ -18,10 +18,14 @@ from typing import Any
 import pytest
 
 import fxpool
-from fxpool import directories
+from fxpool import config, directories
 
 OTHER, GROUP = 12345, 12346
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can change the owner of a directory")
+
+
+def danger_above(path: str) -> directories.Danger | None:
+    return directories.danger_above(path, config.trusted_owners())
 
 
 @pytest.fixture
@@ -67,9 +71,9 @@ DANGERS: dict[str, Callable[[Path], None]] = {
 @pytest.mark.parametrize("danger", DANGERS)
 @pytest.mark.parametrize("cache", ["inner/cache", "inner/not/there/yet"])
 def test_a_directory_above_in_which_others_can_rename_is_a_danger(above: Path, danger: str, cache: str) -> None:
-    assert directories.danger_above(str(above / cache)) is None
+    assert danger_above(str(above / cache)) is None
     DANGERS[danger](above / "inner")
-    found = directories.danger_above(str(above / cache))
+    found = danger_above(str(above / cache))
     assert found is not None and found.path == str(above / "inner") and found.mend
 
 
@@ -94,9 +98,9 @@ def test_so_is_one_that_only_a_link_leads_through(above: Path, danger: str, way:
         (above / "links" / "here").mkdir()
         (above / "link").symlink_to("links/here/../../inner/cache")
         path = above / "link"
-    assert directories.danger_above(str(path)) is None
+    assert danger_above(str(path)) is None
     DANGERS[danger](dangerous)
-    found = directories.danger_above(str(path))
+    found = danger_above(str(path))
     assert found is not None and found.path == str(dangerous)
 
 
@@ -105,19 +109,19 @@ def test_a_link_of_another_user_is_a_danger(above: Path) -> None:
     link = above / "link"
     link.symlink_to(above / "inner")
     os.lchown(link, OTHER, OTHER)
-    danger = directories.danger_above(str(link / "cache"))
+    danger = danger_above(str(link / "cache"))
     assert danger is not None and danger.path == str(link) and "symbolic link" in danger.what
 
 
 def test_a_sticky_directory_is_safe(above: Path) -> None:
     (above / "inner").chmod(0o1777)
-    assert directories.danger_above(str(above / "inner" / "cache")) is None
+    assert danger_above(str(above / "inner" / "cache")) is None
 
 
 def test_a_loop_of_links_ends(above: Path) -> None:
     (above / "one").symlink_to("two")
     (above / "two").symlink_to("one")
-    assert directories.danger_above(str(above / "one" / "cache")) is None
+    assert danger_above(str(above / "one" / "cache")) is None
 
 
 @AS_ROOT
@@ -126,12 +130,12 @@ def test_owners_are_trusted_by_name_and_number(above: Path, monkeypatch: pytest.
     (above / "link").symlink_to("inner/cache")
     os.lchown(above / "link", 1, 1)
     place = str(above / "link")
-    assert directories.danger_above(place) is not None
+    assert danger_above(place) is not None
     monkeypatch.setenv("FXPOOL_TRUSTED_OWNERS", f"{OTHER}, {pwd.getpwuid(1).pw_name}")
-    assert directories.danger_above(place) is None
-    assert directories.trusted_owners() == {0, 1, OTHER, os.geteuid()}
+    assert danger_above(place) is None
+    assert config.trusted_owners() == {0, 1, OTHER, os.geteuid()}
     _given(above / "inner", 0o777, owner=OTHER)
-    assert directories.danger_above(place) is not None, "an owner is trusted, and not everybody"
+    assert danger_above(place) is not None, "an owner is trusted, and not everybody"
 
 
 @pytest.mark.parametrize("value", ["no-such-user", "0x10", ",", "-1"])
@@ -176,15 +180,15 @@ def test_a_group_is_private_if_this_user_is_its_one_member(
     monkeypatch.setattr(pwd.getpwuid(0), "pw_gid", group)
     for row in rows:
         row.pw_gid = group
-    assert (directories.danger_above(str(above / "inner" / "cache")) is None) == safe
+    assert (danger_above(str(above / "inner" / "cache")) is None) == safe
 
 
 def test_a_private_group_s_directory_with_a_list_is_a_danger(above: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(directories, "_is_private_group", lambda gid: True)
     (above / "inner").chmod(0o775)
-    assert directories.danger_above(str(above / "inner" / "cache")) is None
+    assert danger_above(str(above / "inner" / "cache")) is None
     _acl(above / "inner")
-    assert directories.danger_above(str(above / "inner" / "cache")) is not None
+    assert danger_above(str(above / "inner" / "cache")) is not None
 
 
 def test_the_group_of_root_is_private_to_root_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,15 +206,16 @@ def test_users_outside_the_namespace_are_trusted_like_root(above: Path, monkeypa
     """In a container without root, every directory of the host has this owner."""
     _given(above / "inner", owner=OTHER)
     monkeypatch.setattr(directories, "_outside", lambda: OTHER)
-    assert directories.danger_above(str(above / "inner" / "cache")) is None
+    assert danger_above(str(above / "inner" / "cache")) is None
     _given(above / "inner", 0o777, owner=OTHER)
-    assert directories.danger_above(str(above / "inner" / "cache")) is not None
+    assert danger_above(str(above / "inner" / "cache")) is not None
 
 
 @AS_ROOT
 @pytest.mark.parametrize("mode", [0o755, 0o777])
 def test_so_it_is_in_a_real_namespace(above: Path, mode: int) -> None:
-    program = "import sys; from fxpool import directories; print(directories.danger_above(sys.argv[1]) is None)"
+    program = "import sys; from fxpool import config, directories\n"
+    program += "print(directories.danger_above(sys.argv[1], config.trusted_owners()) is None)"
     command = [sys.executable, "-c", program, str(above / "inner" / "cache")]
     unshared = ["unshare", "--user", "--map-root-user"]
     if shutil.which("unshare") is None or subprocess.run([*unshared, "true"], capture_output=True).returncode:
@@ -226,4 +231,4 @@ def test_so_it_is_in_a_real_namespace(above: Path, mode: int) -> None:
 def test_nobody_is_another_user_where_nobody_is_outside(above: Path) -> None:
     """Its uid stands for users outside, except where it is a user's."""
     _given(above / "inner", owner=65534)
-    assert directories.danger_above(str(above / "inner" / "cache")) is not None
+    assert danger_above(str(above / "inner" / "cache")) is not None

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,10 @@ from typing import Any
 import pytest
 from processes import HERE, run_python
 from tiers import first_tier
+
+from fxpool import counters, notices
+from fxpool.explanation import process
+from fxpool.lowering.core.runtime import Runtime
 
 # Two graphs; what is said of either is one warning.
 PROGRAM = """
@@ -115,6 +121,57 @@ def test_a_cache_that_others_can_write_to(setting: str, name: str, tmp_path: Pat
     assert set(stats["switched_off"]) == {f"{name}_refused"}
     assert stats["compiles"] == {"worker": 0, "in_process": 2}
     assert list(place.iterdir()) == []
+
+
+@pytest.fixture
+def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The cache directory of a process that has no home."""
+    monkeypatch.setenv("HOME", "~")
+    for name in ("XDG_CACHE_HOME", "FXPOOL_CACHE_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    notices.forget()
+    return tmp_path / f"fxpool-cache-{os.geteuid()}"
+
+
+def test_without_a_home_the_cache_is_in_the_temporary_directory(stand_in: Path) -> None:
+    runtime = Runtime()
+    with pytest.warns(RuntimeWarning) as caught:
+        stores = [runtime.store(), runtime.store()]
+    assert stores[0] is stores[1] is not None and stores[0].root == str(stand_in)
+    (said,) = (str(one.message) for one in caught)
+    assert str(stand_in) in said and "HOME is '~'" in said and "set FXPOOL_CACHE_DIR" in said
+    assert counters.snapshot()["switched_off"] == {"cache_is_temporary": 1}
+    stores[0].put_blob(b"compiled")
+    assert stat.S_IMODE(stand_in.stat().st_mode) == 0o700
+    (reason,) = process.explain().reasons
+    assert f"for example compiled graphs are stored in {stand_in}" in str(reason)
+
+
+@pytest.mark.parametrize("how", ["another user's", "open to others", "a link to ours", "a file"])
+def test_a_name_that_was_taken_in_the_temporary_directory_is_not_used(how: str, stand_in: Path) -> None:
+    ours = stand_in.with_name("ours")
+    ours.mkdir(mode=0o700)
+    if how == "a link to ours":
+        stand_in.symlink_to(ours)
+    elif how == "a file":
+        stand_in.touch()
+    else:
+        stand_in.mkdir(mode=0o700)
+        stand_in.chmod(0o777 if how == "open to others" else 0o755)
+    if how in ("another user's", "a link to ours"):
+        if os.geteuid() != 0:
+            pytest.skip("only root can give a directory away")
+        os.chown(stand_in, 12345, 12345, follow_symlinks=False)
+    with pytest.warns(RuntimeWarning) as caught:
+        assert Runtime().store() is None
+    (said,) = (str(one.message) for one in caught)
+    assert f"{stand_in}" in said and "HOME is '~'" in said
+    assert ("chmod go-w" if how == "open to others" else "set FXPOOL_CACHE_DIR") in said
+    reason = {"open to others": "writable by all users (mode 0777)", "a file": "is not a directory"}
+    assert reason.get(how, "uid 12345") in said
+    assert counters.snapshot()["switched_off"] == {"cache_directory_refused": 1}
+    assert list(ours.iterdir()) == []
 
 
 @pytest.mark.slow
