@@ -22,6 +22,7 @@ __all__ = ["doctor"]
 
 _COLOURS = {OK: "green", WARN: "yellow", FAIL: "red"}
 _NAME = 12
+_TRIAL = "A graph is compiled, and loaded by another process: about ten seconds, up to a minute on a fresh machine."
 
 
 @click.command()
@@ -30,21 +31,22 @@ def doctor(as_json: bool) -> None:
     """Check compiler, directories, limits, GPUs and a compile.
 
     Each line is a finding, with a remedy if there is a problem. A graph is compiled and served from the cache, with
-    temporary caches; yours is not changed. Takes about ten seconds. The exit status is 1 if a check fails.
+    temporary caches; yours is not changed. Takes about ten seconds, and up to a minute on a fresh machine. The exit
+    status is 1 if a check fails.
     """
     from fxpool.doctor import compile_trial, host
 
     started = time.monotonic()
     # Slow and independent of the other checks: started first, reported last.
     with compile_trial.Trial() as trial:
-        checks = [*host.CHECKS, *trial.checks()]
         findings: list[Finding] = []
-        if not as_json:
-            click.echo(wrapped("", f"fxpool {__version__} on {_host()}", width()))
-        for finding in examine(checks):
-            findings.append(finding)
+        for heading, checks in ((f"fxpool {__version__} on {_host()}", host.CHECKS), (_TRIAL, trial.checks())):
             if not as_json:
-                _tell(finding)
+                click.echo(wrapped("", heading, width()))
+            for finding in examine(checks):
+                findings.append(finding)
+                if not as_json:
+                    _tell(finding)
     counts = {state: sum(one.state == state for one in findings) for state in (OK, WARN, FAIL)}
     seconds = time.monotonic() - started
     if as_json:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import importlib.metadata
 import importlib.util
 import json
@@ -184,13 +185,16 @@ def header() -> Iterator[Finding]:
     root = config.current().cache_dir / "toolchain" / "headers"
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         names = os.listdir(root)
-        half = sum(name.startswith("building-") for name in names)
+        half, building = _headers_in_the_making(root, names)
         ready = [name for name in names if name.endswith(".json") and _is_as_recorded(root / name)]
         stale = sum(name.endswith(".json") for name in names) - len(ready)
         size = sum((root / name).stat().st_size for name in names if name.endswith(".gch"))
         if ready:
-            more = f", {half} in progress or incomplete" if half else ""
+            more = "".join(f", {text}" for text in building)
             yield Finding("header", OK, f"{len(ready)} precompiled, {quantities.size(size)}{more}")
+            return
+        if building:
+            yield Finding("header", OK, "; ".join(building))
             return
         refused = [root / name for name in names if name.endswith(".failed")]
         if refused and not half:
@@ -199,12 +203,39 @@ def header() -> Iterator[Finding]:
             yield Finding("header", WARN, f"the compiler rejects it: {said[0] if said else 'no error message'}", remedy)
             return
         if stale or half:
-            counts = f"{stale} out of date, {half} in progress or incomplete"
+            counts = f"{stale} out of date, {half} left over from a process that was killed"
             yield Finding(
                 "header", WARN, counts, "the next compile builds a new one; `fxpool cache clear` removes these"
             )
             return
     yield Finding("header", OK, "not precompiled yet; the first compile on this host builds it")
+
+
+def _headers_in_the_making(root: Path, names: list[str]) -> tuple[int, list[str]]:
+    """Return the number of directories that killed compiles left, and a text for each header that is being compiled.
+
+    The process that compiles a header holds its lock, and its id is in the directory's name.
+    """
+    left, building = 0, []
+    for name in names:
+        if name.startswith("building-"):
+            digest, pid, *_ = [*name.removeprefix("building-").split("-"), ""]
+            if _is_locked(root / f"{digest}.lock"):
+                building.append("being compiled" + (f" by process {pid}" if pid.isdigit() else ""))
+            else:
+                left += 1
+    return left, building
+
+
+def _is_locked(path: Path) -> bool:
+    try:
+        with open(path) as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def _is_as_recorded(record: Path) -> bool:
@@ -218,16 +249,21 @@ def _is_as_recorded(record: Path) -> bool:
 
 
 def cache_directory() -> Iterator[Finding]:
-    """Check the cache directory: private to this user, executable, with room."""
+    """Check the cache directory: private to this user, executable, with room, and in the home unless set."""
     from fxpool.codecache.store import blobs
 
-    path = config.current().cache_dir
+    path, why = config.current().cache_dir, config.why_temporary()
+    more = f"; it is used because the home cannot hold the cache: {why}" if why else ""
     try:
         blobs.check_directory(str(path))
     except FxpoolError as error:
-        yield Finding("cache", FAIL, error.message, error.remedy)
+        yield Finding("cache", FAIL, error.message + more, error.remedy)
         return
-    yield _place("cache", path, _ROOM, "set FXPOOL_CACHE_DIR to another directory", runs=True)
+    found = _place("cache", path, _ROOM, "set FXPOOL_CACHE_DIR to another directory", runs=True)
+    if why:
+        remedy = found.remedy or "set FXPOOL_CACHE_DIR to a directory that you own and that stays"
+        found = Finding("cache", WARN if found.state == OK else found.state, found.found + more, remedy)
+    yield found
 
 
 def cache_base() -> Iterator[Finding]:

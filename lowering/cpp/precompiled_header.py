@@ -152,7 +152,9 @@ def _build(header: str, content: str, wanted: commands.Command, listed: str) -> 
     blobs.write_private(header, content.encode())
     arguments, output = wanted.precompile(header)
     place, name = os.path.split(header)
-    with tempfile.TemporaryDirectory(dir=place, prefix=f"{_BUILDING}{name[:-2]}-") as directory:
+    # `fxpool doctor` shows the process id.
+    prefix = f"{_BUILDING}{name[:-2]}-{os.getpid()}-"
+    with tempfile.TemporaryDirectory(dir=place, prefix=prefix) as directory:
         made, files = os.path.join(directory, "header.gch"), os.path.join(directory, "files")
         arguments = [made if argument == output else argument for argument in arguments]
         started = time.time_ns()
@@ -175,7 +177,7 @@ def _sweep(directory: str, held: str) -> None:
     for entry in entries:
         with contextlib.suppress(OSError):
             if entry.name.startswith(_BUILDING):
-                name = entry.name.removeprefix(_BUILDING).rpartition("-")[0]
+                name = entry.name.removeprefix(_BUILDING).partition("-")[0]
                 if name == held or _is_unlocked(os.path.join(directory, f"{name}.lock")):
                     shutil.rmtree(entry.path, ignore_errors=True)
             elif entry.name.endswith(".failed"):

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import filelock
 import pytest
 from click.testing import CliRunner
 
@@ -194,6 +195,12 @@ def test_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     assert finding.state == FAIL and "FXPOOL_WORKERS: 'many' is not" in finding.found and finding.remedy
 
 
+def test_the_trial_is_announced_with_its_duration(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = run(monkeypatch, [Finding("compile", OK, "fine")], columns="200")
+    _, _, rest = result.output.partition("\nA graph is compiled, ")
+    assert "up to a minute on a fresh machine" in rest.splitlines()[0] and "compile      fine" in rest.splitlines()[1]
+
+
 def test_settings_that_do_not_parse_stop_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FXPOOL_WORKERS", "many")
     result = run(monkeypatch, [Finding("compile", OK, "fine")])
@@ -233,6 +240,22 @@ def test_a_cache_open_to_others(tmp_path: Path) -> None:
     (tmp_path / "c").chmod(0o777)
     finding = found(host.cache_directory)
     assert finding.state == FAIL and "0777" in finding.found and "chmod go-w" in finding.remedy
+
+
+def test_a_cache_that_is_not_in_the_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("FXPOOL_CACHE_DIR")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("HOME", "~")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    finding = found(host.cache_directory)
+    place = tmp_path / f"fxpool-cache-{os.geteuid()}"
+    assert finding.state == WARN and str(place) in finding.found and "HOME is '~'" in finding.found
+    assert "set FXPOOL_CACHE_DIR" in finding.remedy and not place.exists()
+    place.mkdir(mode=0o777)
+    place.chmod(0o777)
+    finding = found(host.cache_directory)
+    assert finding.state == FAIL and "writable by all users (mode 0777)" in finding.found
+    assert "HOME is '~'" in finding.found
 
 
 def test_a_cache_base_that_others_can_write_to(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -299,9 +322,12 @@ def test_a_header_that_the_compiler_refuses(tmp_path: Path) -> None:
 def test_the_header(tmp_path: Path) -> None:
     assert "not precompiled yet" in found(host.header).found
     headers = tmp_path / "c" / "toolchain" / "headers"
-    (headers / "building-abc").mkdir(parents=True)
+    (headers / "building-ab-4711-x1").mkdir(parents=True)
     finding = found(host.header)
-    assert finding.state == WARN and "1 in progress or incomplete" in finding.found
+    assert finding.state == WARN and "1 left over from a process that was killed" in finding.found
+    with filelock.FileLock(headers / "ab.lock"):
+        finding = found(host.header)
+        assert (finding.state, finding.found) == (OK, "being compiled by process 4711")
     made = headers / "ab.h.gch"
     made.write_bytes(b"h" * 2048)
     status = made.stat()

@@ -7,27 +7,32 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import filelock
 import pytest
 from processes import run_python
 
+from fxpool import config, failures
 from fxpool.codecache.key import headers, toolchain
+from fxpool.doctor import host as doctor
+from fxpool.doctor.findings import OK
 from fxpool.lowering.cpp import precompiled_header
 from fxpool.torch_compat.cpp import commands, instruction_sets
 
 
 @pytest.fixture
 def toolchain_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    include = tmp_path / "include"
-    include.mkdir()
+    include = tmp_path / "toolchain" / "include"
+    include.mkdir(parents=True)
     (include / "mine.h").write_text("inline int seven() { return 7; }\n")
     monkeypatch.setenv("CPATH", str(include))
     monkeypatch.setattr(commands, "HEADER", "#include <mine.h>")
-    return tmp_path
+    return include.parent
 
 
 def made(toolchain_dir: Path) -> tuple[commands.Command, Path | None]:
@@ -153,9 +158,10 @@ def test_what_killed_processes_left_is_removed_and_what_is_being_made_is_not(too
     assert header is not None
     stem = header.name[: -len(".h.gch")]
     left = [
-        toolchain_dir / "headers" / f"building-{name}" for name in (f"{stem}-x1", "another-x2", "of_an_earlier_release")
+        toolchain_dir / "headers" / f"building-{name}"
+        for name in (f"{stem}-4711-x1", "another-x2", "of_an_earlier_release")
     ]
-    busy = toolchain_dir / "headers" / "building-busy-x3"
+    busy = toolchain_dir / "headers" / "building-busy-4712-x3"
     for directory in (*left, busy):
         directory.mkdir()
         (directory / "header.gch").write_bytes(b"half")
@@ -163,6 +169,20 @@ def test_what_killed_processes_left_is_removed_and_what_is_being_made_is_not(too
     with filelock.FileLock(toolchain_dir / "headers" / "busy.lock"):
         made(toolchain_dir)
     assert [directory for directory in (*left, busy) if directory.exists()] == [busy]
+
+
+def test_doctor_names_the_process_that_compiles_it(toolchain_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config.configure(cache_dir=toolchain_dir.parent)
+    seen, run = [], failures.run
+
+    def look_and_run(*arguments: Any, **more: Any) -> Any:
+        seen.extend(doctor.header())
+        return run(*arguments, **more)
+
+    monkeypatch.setattr(failures, "run", look_and_run)
+    assert made(toolchain_dir)[1] is not None
+    assert seen and all(one.state == OK for one in seen)
+    assert seen[-1].found == f"being compiled by process {os.getpid()}"
 
 
 PROGRAM = """
