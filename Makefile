@@ -15,6 +15,7 @@
 #   make first-day   a new user's environments, one small program each; FIRST_DAY="--rows 'HOME*'" narrows it
 #   make bench       the paired benchmarks; BENCH="--rows S1 --pairs 3" narrows them
 #   make docs        the documentation site, in build/site; a broken link is an error
+#   make dist        sdist and wheel, in dist/, built and checked as a release is
 #   make compat      the quick tests with another torch, in .compat/: make compat TORCH=2.15.0
 #   make compat-report   which private names of torch's are used, and how they differ between the releases in .compat/
 #
@@ -42,6 +43,7 @@ TRITON := $(VENV)/triton/.fxpool-installed
 TORCHAO := $(VENV)/torchao/.fxpool-installed
 DOCS := $(VENV)/docs/.fxpool-installed
 ROWS := $(VENV)/first-day/.fxpool-installed
+DIST := $(VENV)/dist/.fxpool-installed
 
 # pip compiles to bytecode on one core, and hundreds of models that nothing here imports: half a minute of two.
 define COMPILE_BYTECODE
@@ -59,7 +61,7 @@ SPLIT = $(if $(SHARD),--splits $(lastword $(subst /, ,$(SHARD))) --group $(first
 # Some two thousand processes import the checkout; where Python may not write bytecode, each would compile it again.
 COMPILE_CHECKOUT = $(BIN)/python -m compileall -q fxpool lowering pool codecache tests bench docs
 
-.PHONY: all browser redis demo doctor test test-all test-durations lint bench hunt conformance without first-day chaos docs compat compat-report clean
+.PHONY: all browser redis demo doctor test test-all test-durations lint bench hunt conformance without first-day chaos docs dist compat compat-report clean
 all: demo
 
 $(BIN)/python:
@@ -104,6 +106,14 @@ $(DOCS): docs/requirements.txt | $(BIN)/python
 	@echo "installing what builds the documentation into $(@D)"
 	@$(BIN)/python -m venv $(@D)
 	@$(@D)/bin/python -m pip install --quiet --disable-pip-version-check -r docs/requirements.txt
+	@touch $@
+
+# As well.
+$(DIST): Makefile | $(BIN)/python
+	@echo "installing what builds and checks releases into $(@D)"
+	@$(BIN)/python -m venv $(@D)
+	@$(@D)/bin/python -m pip install --quiet --disable-pip-version-check build==1.6.1 twine==7.0.0 \
+	  check-wheel-contents==0.6.3
 	@touch $@
 
 demo: doctor
@@ -178,8 +188,15 @@ first-day: $(INSTALLED) $(ROWS)
 docs: $(DOCS)
 	@$(VENV)/docs/bin/python docs/import_graph.py
 	@$(VENV)/docs/bin/python docs/settings_table.py
+	@$(VENV)/docs/bin/python docs/man_page.py
 	NO_MKDOCS_2_WARNING=1 $(VENV)/docs/bin/python -m mkdocs build --strict
 	@echo "the documentation is in build/site/index.html"
+
+dist: $(DIST)
+	@rm -rf dist
+	$(VENV)/dist/bin/python -m build --quiet --outdir dist .
+	$(VENV)/dist/bin/python -m twine check --strict dist/*
+	$(VENV)/dist/bin/check-wheel-contents dist/*.whl
 
 compat:
 	$(MAKE) test VENV=.compat/$(TORCH) TORCH=$(TORCH)

@@ -1,14 +1,9 @@
-"""What the wheel holds, who may import whom, and where private names of torch may stand."""
+"""Who may import whom, and where private names of torch may stand."""
 
 from __future__ import annotations
 
 import ast
 import json
-import os
-import shutil
-import subprocess
-import tarfile
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -139,51 +134,6 @@ def test_who_may_import_whom(folder: str) -> None:
             if any(full == name or full.startswith(name + ".") for name in FORBIDDEN[folder]):
                 found.append(f"{path.relative_to(ROOT)}:{line}: {full}")
     assert not found, "\n".join(found)
-
-
-def _build(python: str, what: str, source: Path, into: Path) -> Path:
-    """Build ``wheel`` or ``sdist`` from a tree; return the file."""
-    program = "import sys, setuptools.build_meta as b; print(getattr(b, 'build_' + sys.argv[1])(sys.argv[2]))"
-    into.mkdir()
-    subprocess.run([python, "-c", program, what, str(into)], cwd=source, check=True, capture_output=True)
-    (built,) = into.iterdir()
-    return built
-
-
-def _held(wheel: Path) -> dict[str, bytes]:
-    """Return the package's files in a wheel."""
-    with zipfile.ZipFile(wheel) as archive:
-        return {name: archive.read(name) for name in archive.namelist() if ".dist-info/" not in name}
-
-
-def test_the_wheel_holds_what_the_folders_hold_and_the_sdist_builds_it(python: str, tmp_path: Path) -> None:
-    # Built from a copy: setuptools writes into the tree it builds, and takes what an earlier build left there.
-    copy = tmp_path / "copy"
-    copy.mkdir()
-    ignore = shutil.ignore_patterns("__pycache__", "*.egg-info")
-    for folder in ("fxpool", "pool", "lowering", "codecache", "bench"):
-        shutil.copytree(ROOT / folder, copy / folder, ignore=ignore, symlinks=True)
-    for name in ("pyproject.toml", "LICENSE", "README.md"):
-        if (ROOT / name).exists():
-            shutil.copy(ROOT / name, copy / name)
-    (copy / "README.md").touch()
-    sdist = _build(python, "sdist", copy, tmp_path / "sdist")
-    wheel = _build(python, "wheel", copy, tmp_path / "wheel")
-    with zipfile.ZipFile(wheel) as archive:
-        entry_points = next(name for name in archive.namelist() if name.endswith("entry_points.txt"))
-        assert "fxpool = fxpool.lowering.entry_point:fxpool_backend" in archive.read(entry_points).decode()
-    walk = list(os.walk(copy / "fxpool", followlinks=True))
-    held = _held(wheel)
-    assert {*held} == {Path(folder, name).relative_to(copy).as_posix() for folder, _, names in walk for name in names}
-
-    with tarfile.open(sdist) as packed:
-        files = [member.name.partition("/")[2] for member in packed.getmembers() if member.isfile()]
-        assert not [member.name for member in packed.getmembers() if member.issym() or member.islnk()]
-        packed.extractall(tmp_path / "unpacked", filter="data")
-    # Each file once: below fxpool/, not in the folders that the links lead to as well.
-    assert {name for name in files if name.endswith(".py")} == {name for name in held if name.endswith(".py")}
-    (source,) = (tmp_path / "unpacked").iterdir()
-    assert _held(_build(python, "wheel", source, tmp_path / "again")) == held
 
 
 def test_nothing_generic_is_installed_at_the_top() -> None:

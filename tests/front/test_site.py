@@ -68,6 +68,11 @@ def test_the_table_of_settings_is_of_this_code() -> None:
     assert all(f"| `{name}` | `{variable}` |" in made["table"]() for variable, name in config._VARIABLES.items())
 
 
+def test_the_man_page_is_of_this_page() -> None:
+    made = runpy.run_path(str(ROOT / "docs" / "man_page.py"))
+    assert made["PAGE"].read_text() == made["page"](), "run: python docs/man_page.py"
+
+
 def _documented() -> set[str]:
     """The reasons in the tables of docs/counters.md, without what stands for more (``:...``)."""
     sections = re.split(r"^## ", (ROOT / "docs" / "counters.md").read_text(), flags=re.MULTILINE)[1:]
@@ -99,7 +104,7 @@ def test_hosted_ci_tries_every_release_that_is_supported() -> None:
     assert row("torch") == [f"{major}.{minor}" for minor in range(oldest, newest + 1)]
     project = (ROOT / "pyproject.toml").read_text()
     assert row("python") == re.findall(r'Python :: (3\.\d+)"', project)
-    assert f'"torch>={major}.{oldest}"' in project
+    assert f'"torch>={major}.{oldest},<{major}.{newest + 1}"' in project
 
 
 def _site_hooks() -> Any:
