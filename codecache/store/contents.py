@@ -96,10 +96,11 @@ def measure(root: str) -> dict[str, Share]:
     return shares
 
 
-def clear(root: str) -> Cleared:
+def clear(root: str, *, everything: bool = False) -> Cleared:
     """Remove all of fxpool's files from a cache directory, except headers in use. Raises StoreError.
 
-    Does not disturb concurrent publishers; their files stay. Releases all graphs from quarantine.
+    Does not disturb concurrent publishers; their files stay. Releases all graphs from quarantine. `everything` also
+    removes the text of headers that a worker may still include by name, and then the directory if it is empty.
     """
     check_directory(root)
     cleared = Cleared()
@@ -107,11 +108,14 @@ def clear(root: str) -> Cleared:
         before = measure(root)
         headers = os.path.join(root, _HEADERS)
         if not any(map(os.path.islink, (headers, os.path.dirname(headers)))):  # a link's target is not in `root`
-            cleared.in_use = _clear_headers(headers)
+            cleared.in_use = _clear_headers(headers, spare_text=not everything)
         names = [name for name in os.listdir(root) if name.startswith(TEMPORARY_PREFIX)]
         for name in [*_ORDER, *names]:
             _remove(os.path.join(root, name), spared=headers)
         after = measure(root)
+        if everything:
+            with contextlib.suppress(OSError):  # the rest is in use or not fxpool's, or it is a mount point
+                os.rmdir(root)
     except OSError as error:
         raise write_error(f"cannot clear {root}", error) from error
     for kind, share in before.items():
@@ -236,13 +240,13 @@ def _groups(names: Iterable[str]) -> dict[str, list[str]]:
     return groups
 
 
-def _clear_headers(directory: str, only: str | None = None) -> list[str]:
+def _clear_headers(directory: str, only: str | None = None, *, spare_text: bool = True) -> list[str]:
     """Remove precompiled headers that no process compiles or includes; return the paths of those that stay.
 
     With `only`, remove just the header of that stem.
 
-    If a header was used within `_LATELY`, the one-line text file that includes it stays: a worker may already have its
-    name, and then uses the header as text.
+    With `spare_text`, if a header was used within `_LATELY`, the one-line text file that includes it stays: a worker
+    may already have its name, and then uses the header as text.
     """
     try:
         names = sorted(os.listdir(directory))
@@ -270,7 +274,7 @@ def _clear_headers(directory: str, only: str | None = None) -> list[str]:
             except OSError:
                 lately = False
             for name in sorted(group, key=lambda name: name.endswith(".lock")):
-                if not (lately and name.endswith(".h")):
+                if not (spare_text and lately and name.endswith(".h")):
                     _remove(os.path.join(directory, name), spared="")
     return kept
 

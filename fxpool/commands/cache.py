@@ -367,7 +367,8 @@ def _show_collected(collected: Collected, bounds: Bounds, dry_run: bool) -> None
 
 @cache.command("clear")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
-def cache_clear(yes: bool) -> None:
+@click.option("--everything", is_flag=True, help="Remove the directory, too: to uninstall, after `fxpool stop --all`.")
+def cache_clear(yes: bool, everything: bool) -> None:
     """Remove everything from the cache directory.
 
     Entries, blobs, precompiled headers, facts about hosts, and the quarantine.
@@ -380,7 +381,7 @@ def cache_clear(yes: bool) -> None:
         return
     if not yes:
         click.confirm(f"remove {_listed(contents.measure(store.root))} in {store.root}?", abort=True)
-    cleared = contents.clear(store.root)
+    cleared = contents.clear(store.root, everything=everything)
     click.echo(f"removed {_listed(cleared.removed)} in {store.root}")
     for header in cleared.in_use:
         click.echo(f"not removed, in use: the precompiled header {header}")
@@ -390,6 +391,8 @@ def cache_clear(yes: bool) -> None:
         click.echo(f"left: {files} ({quantities.size(sum(share.bytes for share in left))}), in use or just written")
     if foreign := cleared.left[contents.FOREIGN].files:
         click.echo(f"not touched: {quantities.counted(foreign, 'file')} that fxpool did not write")
+    if everything and left:
+        raise click.exceptions.Exit(1)
 
 
 def _listed(shares: dict[str, Any]) -> str:

@@ -18,7 +18,7 @@ from rich.console import Group
 from rich.live import Live
 from rich.text import Text
 
-from fxpool import config, forks, quantities
+from fxpool import config, forks, quantities, temporary
 from fxpool.commands.output import Duration, Listen, console
 
 __all__ = ["runtime_root", "serve", "status", "stop"]
@@ -183,14 +183,19 @@ def _mb(size: float) -> str:
 
 
 @click.command()
-def stop() -> None:
+@click.option("--all", "everything", is_flag=True, help="Wait for their end, and remove all their files.")
+def stop(everything: bool) -> None:
     """Stop this host's servers after their current jobs.
 
     A server that hangs is killed.
     """
     from fxpool.pool.client import ending, hosts
+    from fxpool.pool.host import runtime_dir
 
-    ended = [ending.end(link) for link in hosts.links(runtime_root())]
+    root = runtime_root()
+    links = hosts.links(root)
+    directories = [ending.directory_of(link) for link in links]
+    ended = [ending.end(link) for link in links]
     for one in ended:
         if one.detail:
             click.echo(one.detail, err=True)
@@ -198,6 +203,13 @@ def stop() -> None:
     click.echo(f"{count} servers stopped or stopping" if count != 1 else "1 server stopped or stopping")
     if failed := sum(one.how == "failed" for one in ended):
         raise click.ClickException(f"could not stop {failed} of this host's servers")
+    if not everything:
+        return
+    for directory in filter(None, directories):
+        ending.wait(directory)
+    temporary.sweep()
+    if left := runtime_dir.remove_root(root):
+        raise click.ClickException(f"in use by running programs, in {root}: {', '.join(left)}")
 
 
 def runtime_root() -> Path:

@@ -18,7 +18,7 @@ from pathlib import Path
 from fxpool.pool.client import hosts
 from fxpool.pool.host import predecessor, processes, runtime_dir
 
-__all__ = ["PATIENCE", "Ended", "end"]
+__all__ = ["PATIENCE", "Ended", "directory_of", "end", "wait"]
 
 # Seconds for an unresponsive server to react to a signal, and for the kernel to end it.
 PATIENCE = 10.0
@@ -43,9 +43,8 @@ def end(link: Path, patience: float = PATIENCE) -> Ended:
     # and loses its jobs.
     if hosts.status(link)["state"] == "running" and hosts.stop(link):
         return Ended("told")
-    try:
-        directory = link.parent / os.path.dirname(os.readlink(link))
-    except OSError:
+    directory = directory_of(link)
+    if directory is None:
         return Ended("gone")  # the server has just removed its link
     pid = runtime_dir.holder(directory)
     if pid is None:
@@ -63,6 +62,20 @@ def end(link: Path, patience: float = PATIENCE) -> Ended:
         return Ended("failed", pid, f"server {pid} does not answer and cannot be ended: {error.strerror}")
     finally:
         os.close(process)
+
+
+def directory_of(link: Path) -> Path | None:
+    """Return the private directory of the server that a link points to; None if the link is gone."""
+    try:
+        return link.parent / os.path.dirname(os.readlink(link))
+    except OSError:
+        return None
+
+
+def wait(directory: Path) -> None:
+    """Wait until a server that was told to end has ended: its jobs may take up to `job_timeout`."""
+    while runtime_dir.holder(directory) is not None:
+        time.sleep(_LOOK_SECONDS)
 
 
 def _by_signals(link: Path, directory: Path, pid: int, process: int, patience: float) -> Ended:

@@ -138,7 +138,7 @@ def _hello(sock: socket.socket) -> None:
 @contextmanager
 def _alone(root: Path, config: PoolConfig) -> Iterator[None]:
     """Hold the lock with which a process starts the host's server."""
-    path = root / "host.lock"
+    path = root / runtime_dir.HOST_LOCK
     deadline = time.monotonic() + config.start_timeout
     with forks.held_off():
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)

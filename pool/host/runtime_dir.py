@@ -9,6 +9,7 @@ UTF-8, a directory with a short name replaces it (`_SHORT`), the same one for al
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import os
@@ -22,9 +23,11 @@ import msgspec
 
 from fxpool import config, directories
 from fxpool.errors import PoolUnavailableError, UnsafeRuntimeDirectoryError
+from fxpool.pool.host import turns
 from fxpool.pool.wire.config import CONFIG
 
 __all__ = [
+    "HOST_LOCK",
     "LOCK",
     "LOG",
     "READY",
@@ -35,6 +38,7 @@ __all__ = [
     "make_private",
     "read_config",
     "remove",
+    "remove_root",
     "rotate_log",
     "runtime_root",
     "sweep",
@@ -44,6 +48,8 @@ __all__ = [
 SOCKET = "socket"
 LOCK = "lock"
 LOG = "server.log"
+#: A file in the runtime directory, locked by the process that starts the host's server.
+HOST_LOCK = "host.lock"
 #: A file in a server's private directory: the server has been ready at least once.
 READY = "ready"
 PREFIX = "pool-"
@@ -189,6 +195,23 @@ def sweep(root: Path, *, older_than: float = 60.0) -> list[Path]:
         finally:
             os.close(lock)
     return removed
+
+
+def remove_root(root: Path) -> list[str]:
+    """Remove the runtime directory with the files of ended processes; return the names of files in use, which stay."""
+    sweep(root, older_than=0.0)
+    turns.sweep(root)
+    with contextlib.suppress(OSError):
+        for link in root.glob("*host-*.socket*"):
+            if not link.exists():
+                link.unlink()
+        with open(root / HOST_LOCK) as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails while a process starts a server
+            if not any(root.glob(f"{PREFIX}*")):
+                os.unlink(lock.name)
+    with contextlib.suppress(OSError):
+        root.rmdir()
+    return sorted(os.listdir(root)) if root.exists() else []
 
 
 def write_config(directory: Path, data: bytes) -> None:

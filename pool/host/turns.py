@@ -21,7 +21,7 @@ from pathlib import Path
 from fxpool.errors import PoolUnavailableError
 from fxpool.pool.host import inherited
 
-__all__ = ["CPU", "Turn", "device_name", "is_over", "listed", "of_others"]
+__all__ = ["CPU", "Turn", "device_name", "is_over", "listed", "of_others", "sweep"]
 
 #: The device whose turn excludes the turns of all devices.
 CPU = "cpu"
@@ -122,6 +122,19 @@ def of_others(root: Path, but: int = 0) -> list[Path]:
 def is_over(turn: Path) -> bool:
     """Return whether a turn of `of_others` has ended."""
     return not _is_held(turn)
+
+
+def sweep(root: Path) -> None:
+    """Remove the turns of dead processes, and the directory if no turn is left. Never raises."""
+    folder = root / _FOLDER
+    if not folder.exists():
+        return
+    with contextlib.suppress(OSError), _locked(folder):
+        for _, _, path in _turns(folder):
+            if not _is_held(path):
+                path.unlink(missing_ok=True)
+        (folder / _NEW).unlink(missing_ok=True)  # the lock is held while this file has a live owner
+        folder.rmdir()
 
 
 def _pid(path: Path) -> int:

@@ -81,6 +81,22 @@ def test_clear_leaves_nothing(root: Path) -> None:
     assert sum(share.files for share in cleared.left.values()) == 0
 
 
+def test_clearing_everything_removes_the_directory_too(root: Path) -> None:
+    headers = root / "toolchain" / "headers"
+    contents.clear(str(root))
+    assert [path.name for path in headers.iterdir()] == [f"{STEM}.h"], "used lately"
+    contents.clear(str(root), everything=True)
+    assert not root.exists()
+
+
+def test_everything_but_a_header_in_use_and_foreign_files(root: Path) -> None:
+    (root / "notes.txt").write_text("precious")
+    headers = root / "toolchain" / "headers"
+    with filelock.FileLock(headers / f"{STEM}.lock"):
+        assert contents.clear(str(root), everything=True).in_use == [str(headers / STEM)]
+    assert {path.name for path in root.iterdir()} == {"notes.txt", "toolchain"}
+
+
 def test_what_is_not_ours_stays(root: Path) -> None:
     unused(root)
     (root / "mine").mkdir()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import stat
@@ -14,7 +15,7 @@ from pool_place import Place
 
 from fxpool import directories
 from fxpool.errors import PoolUnavailableError
-from fxpool.pool.host import runtime_dir
+from fxpool.pool.host import runtime_dir, turns
 
 
 def mode(path: Path) -> int:
@@ -92,6 +93,36 @@ def test_sweep_takes_what_nobody_holds(place: Place) -> None:
     os.close(lock)
     assert sorted(runtime_dir.sweep(place.runtime, older_than=0)) == sorted([held, young])
     (place.runtime / "other").rmdir()
+
+
+def test_the_root_goes_with_the_last_of_its_users(place: Place) -> None:
+    root = place.runtime
+    running, dead = (runtime_dir.make_private(root) for _ in range(2))
+    (running / runtime_dir.SOCKET).touch()
+    lock = runtime_dir.hold(running)
+    for directory in (running, dead):
+        (root / f"host-{directory.name}.socket").symlink_to(f"{directory.name}/{runtime_dir.SOCKET}")
+    (root / runtime_dir.HOST_LOCK).touch()
+    turn = turns.Turn(root, "cpu")
+    in_use = [runtime_dir.HOST_LOCK, f"host-{running.name}.socket", "measuring", running.name]
+    assert runtime_dir.remove_root(root) == sorted(in_use)
+    assert turns.listed(root) == [("cpu", os.getpid())]
+    turn.end()
+    os.close(lock)
+    (root / "measuring").mkdir()
+    (root / "measuring" / "000000000001-cpu").touch()  # left by a killed process
+    assert runtime_dir.remove_root(root) == []
+    assert not root.exists()
+    root.mkdir(mode=0o700)
+
+
+def test_the_root_stays_while_a_process_starts_a_server(place: Place) -> None:
+    path = place.runtime / runtime_dir.HOST_LOCK
+    with open(path, "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert runtime_dir.remove_root(place.runtime) == [runtime_dir.HOST_LOCK]
+    assert runtime_dir.remove_root(place.runtime) == []
+    place.runtime.mkdir(mode=0o700)
 
 
 def test_sweep_spares_who_may_still_start(place: Place) -> None:
