@@ -19,6 +19,7 @@ import functools
 import logging
 import os
 import sys
+import types
 import warnings
 from collections.abc import Callable, Iterator
 
@@ -32,8 +33,9 @@ _lock = forks.lock(__name__, "_lock")
 _said: set[tuple[str, ...]] = set()
 # The latest text of `switched_off` by its reason.
 _texts: dict[str, str] = {}
-# Packages whose lines are never the cause of a warning.
-_NOT_THE_PROGRAM = ("fxpool", "torch", "threading", "contextlib", "concurrent")
+# Packages whose lines are never the cause of a warning. The standard library is among them, because torch finds the
+# backend by `importlib.metadata`, and calls it in threads and context managers.
+_NOT_THE_PROGRAM = frozenset(("fxpool", "torch")) | sys.stdlib_module_names
 
 
 def logger(name: str) -> logging.Logger:
@@ -62,10 +64,15 @@ def warn(text: str) -> None:
 
     If the program's filters turn warnings into errors, log instead: an error would fail the graph.
     """
-    level = _level_of_the_program()
+    frame = _frame_of_the_program()
+    names, code = frame.f_globals, frame.f_code
+    registry = names.setdefault("__warningregistry__", {})
     try:
         with _nothing_left_to_write():
-            warnings.warn(PREFIX + text, RuntimeWarning, stacklevel=level)
+            # Not by a stack level: `warnings.warn` leaves frames of an import out when it counts.
+            warnings.warn_explicit(
+                PREFIX + text, RuntimeWarning, code.co_filename, frame.f_lineno, names.get("__name__"), registry, names
+            )
     except Exception:
         log.warning("%s", text)
 
@@ -106,14 +113,14 @@ def _drop(stream: object) -> None:
         os.close(nowhere)
 
 
-def _level_of_the_program() -> int:
-    """Return the stack level of the program's line above `warn`; 1 in a thread of fxpool, where it has no line."""
-    level, frame = 1, sys._getframe(1)
+def _frame_of_the_program() -> types.FrameType:
+    """Return the program's innermost frame above `warn`, or that of `warn` in a thread without a frame of the program."""
+    frame = warned = sys._getframe(1)
     while frame.f_back is not None:
-        frame, level = frame.f_back, level + 1
+        frame = frame.f_back
         if str(frame.f_globals.get("__name__", "")).partition(".")[0] not in _NOT_THE_PROGRAM:
-            return level
-    return 1
+            return frame
+    return warned
 
 
 def once(what: str, text: str) -> None:

@@ -9,10 +9,14 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import EntryPoint
+from pathlib import Path
 
 import pytest
 from sources import ROOT, sources
 
+import fxpool
 from fxpool import notices
 
 # Warnings of workers are replayed as what they were; a server's log is its own.
@@ -81,6 +85,31 @@ def test_a_warning_is_a_record_where_it_would_be_an_error(caplog: pytest.LogCapt
         warnings.simplefilter("error")
         notices.warn("graph 4 runs eagerly: 100 %")
     assert [record.getMessage() for record in caplog.records] == ["fxpool: graph 4 runs eagerly: 100 %"]
+
+
+def test_a_warning_names_the_program_s_line_behind_imports_threads_and_entry_points(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As torch finds the backend: by `importlib.metadata`, whose file is no line of the program's."""
+    text = "from fxpool import notices\nnotices.warn('at import')\ndef __getattr__(name): notices.warn(name)\n"
+    (tmp_path / "warns_at_import.py").write_text(text)
+    monkeypatch.setattr(fxpool, "__path__", [*fxpool.__path__, str(tmp_path)])
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    # Without pytest's import hook, whose frame would be taken for the program's.
+    monkeypatch.setattr(sys, "meta_path", [one for one in sys.meta_path if "pytest" not in type(one).__module__])
+    entry = EntryPoint("fxpool", "fxpool.warns_at_import:backend", "torch_dynamo_backends")
+    with pytest.warns(RuntimeWarning) as warned:
+        entry.load()
+        with ThreadPoolExecutor(1) as threads:
+            threads.submit(lambda: notices.warn("in a thread")).result()
+    del sys.modules["fxpool.warns_at_import"]
+    texts = [f"fxpool: {text}" for text in ("at import", "backend", "in a thread")]
+    assert [str(one.message) for one in warned] == texts
+    assert {one.filename for one in warned} == {__file__}
+    lines = Path(__file__).read_text().splitlines()
+    assert [lines[one.lineno - 1].strip() for one in warned] == [
+        "entry.load()", "entry.load()", 'threads.submit(lambda: notices.warn("in a thread")).result()',
+    ]  # fmt: skip
 
 
 def test_once_is_once_for_each_name(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
