@@ -6,9 +6,9 @@
                                         or ~/.config/fxpool/config.toml
       > the default
 
-A new setting is one field of `Settings` and one row of `_TABLE`. An unknown name raises `UnknownNameError`; a value
-that does not parse raises `ConfigurationError`, which names its source. A typing error in a setting must not look like
-a setting without effect.
+A new setting is one field of `Settings`, one row of `_TABLE` and one parameter of `configure`. An unknown name raises
+`UnknownNameError`; a value that does not parse raises `ConfigurationError`, which names its source. A typing error in a
+setting must not look like a setting without effect.
 
 The TOML parser is imported inside functions: most processes have no settings file.
 """
@@ -20,10 +20,10 @@ import dataclasses
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn, TypeAlias
 
 from fxpool import directories, forks, setting_values
 from fxpool.errors import ConfigurationError, FxpoolError, UnknownNameError
@@ -159,6 +159,13 @@ _VARIABLES = {row.variable or _PREFIX + name.upper(): name for name, row in _TAB
 # Includes the variables that the defaults depend on.
 _WATCHED = (*_VARIABLES, _CONFIG_VARIABLE, "HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME")
 
+# The default of the parameters of `configure`, of which None removes a value.
+_UNSET: Any = ...
+_Path: TypeAlias = "str | os.PathLike[str] | None"
+_Number: TypeAlias = int | str | None
+_Seconds: TypeAlias = float | str | None
+_Switch: TypeAlias = bool | str | None
+
 _lock = forks.lock(__name__, "_lock", lambda: _forget())
 _calls: dict[str, Any] = {}
 # What the settings were read from, the settings, and why the cache is not in the home.
@@ -214,13 +221,50 @@ def _current() -> tuple[Settings, str]:
         return settings, why
 
 
-def configure(**settings: object) -> Settings:
+def configure(
+    *,
+    cache_dir: _Path = _UNSET,
+    cache_base: _Path = _UNSET,
+    trusted_owners: str | int | Sequence[str | int] | None = _UNSET,
+    cache_max_bytes: _Number = _UNSET,
+    cache_max_files: _Number = _UNSET,
+    cache_min_seconds: _Seconds = _UNSET,
+    keep_requests: _Switch = _UNSET,
+    remote_cache: str | None = _UNSET,
+    remote_key_file: _Path = _UNSET,
+    remote_use: str | None = _UNSET,
+    remote_timeout: _Seconds = _UNSET,
+    pool: str | None = _UNSET,
+    workers: _Number = _UNSET,
+    strict: _Switch = _UNSET,
+    job_timeout: _Seconds = _UNSET,
+    job_memory: _Number = _UNSET,
+    memory_high_watermark: float | str | None = _UNSET,
+    idle_timeout: _Seconds = _UNSET,
+    runtime_dir: _Path = _UNSET,
+    mode: str | None = _UNSET,
+    stages: Sequence[str | Mapping[str, Any]] | str | None = _UNSET,
+    stage_calls: _Number = _UNSET,
+    regions: _Switch = _UNSET,
+    progress: bool | _Path = _UNSET,
+    trace: _Path = _UNSET,
+    untested_torch: _Switch = _UNSET,
+    **unknown: NoReturn,
+) -> Settings:
     """Set values for this process; they override environment and file. None removes a value set here.
 
-    Return the settings now in force. Change nothing if any name is unknown (`UnknownNameError`) or any value does not
-    parse (`ConfigurationError`).
+    The parameters are the fields of `Settings`. A value may be text in the form of the environment and the file:
+    ``"10G"`` for bytes, ``"2m"`` for seconds, ``"auto"`` or ``"none"`` where a setting has them.
+
+    Return the settings now in force. Change nothing if any of these is raised.
+
+    Raises:
+        errors.UnknownNameError: a name is unknown; the error suggests a similar name.
+        errors.ConfigurationError: a value does not parse, here or in the environment or the file.
     """
     global _calls, _cached
+    values = {**locals()}
+    settings = {**{name: value for name, value in values.items() if name in _TABLE and value is not _UNSET}, **unknown}
     parsed = {
         name: _parse(name, value, f"configure({name}=...)") for name, value in _known(settings) if value is not None
     }

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import os
 import pwd
 import re
@@ -53,6 +54,9 @@ def test_the_same_object_until_something_changes(monkeypatch: pytest.MonkeyPatch
 def test_every_setting_has_a_row_a_variable_and_a_default() -> None:
     fields = [field.name for field in dataclasses.fields(config.Settings)]
     assert fields == list(config._TABLE)
+    *parameters, unknown = inspect.signature(fxpool.configure).parameters.values()
+    assert [one.name for one in parameters] == fields
+    assert unknown.annotation == "NoReturn", "a type checker refuses any other name"
     assert "FXPOOL_JOB_MEMORY" in config._VARIABLES
     assert config._VARIABLES["TORCHINDUCTOR_FX_COMPILE_MODE"] == "mode"
     assert "FXPOOL_MODE" not in config._VARIABLES
@@ -164,7 +168,7 @@ def test_stages_are_json_in_the_environment(
 
 
 @pytest.mark.parametrize(("value", "shown"), [("1", "on"), ("0", ""), ("x/log", None), (True, "on"), ("off", "")])
-def test_progress_is_a_switch_or_a_path(value: object, shown: str | None) -> None:
+def test_progress_is_a_switch_or_a_path(value: str | bool, shown: str | None) -> None:
     assert fxpool.configure(progress=value).progress == (os.path.abspath("x/log") if shown is None else shown)
 
 
@@ -177,7 +181,7 @@ def test_what_is_no_mode_of_torch_is_refused_with_the_grammar(mode: str) -> None
 def test_an_unknown_name_lists_the_known_ones(settings_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings_file.write_text("")
     with pytest.raises(UnknownNameError, match="cache_dir") as caught:
-        fxpool.configure(cachedir="/x")
+        fxpool.configure(cachedir="/x")  # type: ignore[arg-type]
     assert caught.value.name == "cachedir"
     settings_file.write_text("cachedir = '/x'")
     with pytest.raises(UnknownNameError, match=r"fxpool\.toml"):
