@@ -23,38 +23,36 @@ The code is in three packages behind this front door:
     fxpool.lowering    How does a graph become something callable?
                        Capture, compile in a worker, link, load. Uses the other two.
 
-Private names of torch are used in `fxpool.torch_compat` only. Around these packages:
+Private names of torch are used in `fxpool.torch_compat` only. Around these packages are others:
 
-    config        settings and their precedence          commands    the command line, a module per group of commands
-    counters      counters behind `stats()`              doctor      checks of everything fxpool needs
-    errors        the hierarchy of errors                demo        ``fxpool demo``: fxpool and stock Inductor compared
-    installed     digests of torch, Triton and sympy     watch       events, progress display, traces
-    notices       warnings and logs                      forks       locks and state that survive a fork
-    failures      kinds of failures, and what follows    interruptions   exceptions of signal handlers
-    descriptors   closed standard streams                quantities  formats and parses times and sizes
-    version       the version                            torch_release  is torch supported?
-    torch_import  called by torch when torch is imported
-    temporary     temporary directories, removed even if their process is killed
-    measurement   times code while nothing else runs    benchmarks   ``fxpool bench``: suites, run side by side
-    reasons       explains each counted reason          explanation    ``fxpool.explain``: misses, pairs of keys
-    setting_values    parses the values of settings   torch_compat  torch's private names
-    dashboard     ``fxpool dashboard``: a page about pool and store, and metrics
-    integrations  callbacks of trainers, and OpenTelemetry spans
+    bench         `measure`, ``fxpool bench`` and ``demo``  commands         the command line, a module per subject
+    dashboard     ``fxpool dashboard``: pool, store, metrics  doctor         checks of everything fxpool needs
+    explanation   `explain`: misses, reasons, pairs of keys  results         types and looks of results
+    watch         events, progress display, traces        integrations     callbacks of trainers, OpenTelemetry spans
+
+and modules:
+
+    config        settings and their precedence           setting_values   parses the values of settings
+    counters      counters behind `stats`                 reasons          explains each counted reason
+    errors        the hierarchy of errors                 failures         kinds of failures, and what follows
+    notices       warnings and logs                       quantities       formats and parses times and sizes
+    descriptors   closed standard streams                 directories      can other users replace a directory?
+    forks         locks and state that survive a fork     interruptions    exceptions of signal handlers
+    installed     digests of torch, Triton and sympy      own_python       starts modules in another process
+    torch_import  called by torch when it is imported     torch_release    is torch supported?
+    version       the version                             temporary        temporary directories, removed after a kill
 
 Importing this module imports neither torch nor anything else that is slow: that is imported inside functions.
 """
 
 from __future__ import annotations
 
-import importlib
-import sys
-import time
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, cast, overload
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Mapping, Sequence
-    from typing import IO, TypeAlias
+    from typing import IO, Any, TypeAlias
 
     import torch
 
@@ -67,6 +65,7 @@ if TYPE_CHECKING:
     from fxpool.config import configure
     from fxpool.explanation.process import ProcessExplanation
     from fxpool.lowering.standalone import Shapes, StandaloneGraph
+    from fxpool.results.data import BackgroundGraph, Stats, StoreSizes
     from fxpool.version import __version__
     from fxpool.watch.display import Progress
 
@@ -78,73 +77,71 @@ __all__ = [
 ]  # fmt: skip
 
 
-def __getattr__(name: str) -> Any:
-    # Imported on first use: a program that only trains should not pay for the parser of settings files.
-    if name == "__version__":
-        from fxpool.version import __version__
+# Imported on first use: a program that only trains should not pay for the parser of settings files.
+_MODULES = {
+    "__version__": "fxpool.version",
+    "configure": "fxpool.config",
+    "do_bench": "fxpool.bench.measurement.shorthand",
+    "errors": "fxpool",
+    "measure": "fxpool.bench.measurement.timing",
+    "measuring": "fxpool.bench.measurement.exclusive",
+    "print_performance": "fxpool.bench.measurement.shorthand",
+    "timed": "fxpool.bench.measurement.shorthand",
+}
 
-        return __version__
-    if name == "configure":
-        from fxpool.config import configure
+if not TYPE_CHECKING:  # a type checker would believe that every name exists
 
-        return configure
-    if name == "measure":
-        from fxpool.bench.measurement.timing import measure
+    def __getattr__(name):
+        import importlib
 
-        return measure
-    if name == "measuring":
-        from fxpool.bench.measurement.exclusive import measuring
+        if name not in _MODULES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        if name == "errors":
+            return importlib.import_module("fxpool.errors")
+        return getattr(importlib.import_module(_MODULES[name]), name)
 
-        return measuring
-    if name in ("do_bench", "print_performance", "timed"):
-        from fxpool.bench.measurement import shorthand
-
-        return getattr(shorthand, name)
-    if name == "errors":
-        import fxpool.errors
-
-        return fxpool.errors
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    def __dir__():
+        return sorted(__all__)
 
 
 def _imported(name: str) -> Any:
     """Return an fxpool module if it was imported, else None. Waits if another thread is importing it."""
+    import importlib
+    import sys
+
     return importlib.import_module(name) if name in sys.modules else None
 
 
-def stats() -> dict[str, Any]:
-    """Return counters of this process's graphs, and the size of the cache, as plain data.
+def stats() -> Stats:
+    """Return counters of this process's graphs, and the size of the cache, as plain data with a readable ``repr``.
 
     `hits`, `misses`, `guard_misses`: numbers of graphs. `bypasses`, `fallbacks`: reason to count. `compiles`: graphs
     compiled, by `worker` and `in_process`. `compile_seconds`: time that graphs were compiled or waited for a worker,
-    added up. `seconds_saved`: compile time saved by hits, from the times stored with their entries. `remote`: `hits`,
-    `misses` and `writes` of the cache shared between machines, and its errors; `remote_seconds`: time for which graphs
-    waited for it. `graphs`: one record per graph, the latest ones. `store`: numbers of `entries` and `blobs` in the
-    configured cache directory, their `bytes`, and how many entries were `evicted` by all processes since its index was
-    created; None without a directory. `cache_disk_bytes`: bytes that the whole directory takes on disk, including
-    precompiled headers. `host`: the same counters of all processes with this cache directory in the last 30 days; a
-    process adds its own when it ends, and periodically. `background`: the current result of `wait`.
+    added up. `seconds_saved`: compile time saved by hits, from the times stored with their entries. `remote`: `hits`, `misses` and `writes` of the cache shared between machines, and its errors;
+    `remote_seconds`: seconds for which graphs waited for it. `graphs`: one record per graph, the latest ones. `store`:
+    numbers of `entries` and `blobs` in the configured cache directory, their `bytes`, and how many entries were
+    `evicted` by all processes since its index was created; None without a directory. `cache_disk_bytes`: bytes that the
+    whole directory takes on disk, including precompiled headers. `host`: the same counters of all processes with this
+    cache directory in the last 30 days; a process adds its own when it ends, and periodically. `background`: the
+    current result of `wait`. Counters start at 0 with the process; times are in seconds.
 
     Raises:
         errors.ConfigurationError: a setting cannot be parsed.
-        errors.UnsafeDirectoryError: other users can write to the cache directory.
+        errors.UnsafeDirectoryError: other users could change the cache directory.
     """
     from fxpool import counters
+    from fxpool.results.shown import ShownGraphs, ShownStats
 
-    result = counters.snapshot()
+    result = ShownStats(counters.snapshot())
     result["store"] = _store_sizes()
     result["cache_disk_bytes"] = _disk_bytes()
     result["host"] = _of_the_host()
     background = _imported("fxpool.lowering.background.compiles")
-    result["background"] = background.report() if background is not None else []
-    return result
+    result["background"] = ShownGraphs(background.report() if background is not None else [])
+    return cast("Stats", result)
 
 
-def _store_sizes() -> dict[str, Any] | None:
+def _store_sizes() -> StoreSizes | None:
     from fxpool import config
 
     cache_dir = config.current().cache_dir
@@ -155,7 +152,8 @@ def _store_sizes() -> dict[str, Any] | None:
 
     store = LocalStore(str(cache_dir))
     evicted = collector.evicted(store.root)
-    return {**store.sizes(), "evicted": evicted.files if evicted is not None else 0}
+    sizes = {**store.sizes(), "evicted": evicted.files if evicted is not None else 0}
+    return cast("StoreSizes", sizes)
 
 
 def _of_the_host() -> dict[str, Any]:
@@ -181,14 +179,17 @@ def explain(a: Explained | None = None, b: Explained | None = None) -> ProcessEx
 
     Without arguments, explain this process: each of the latest misses with the nearest cache entry, or with the guard
     that did not hold, and each bypass, fallback and disabled part with an example and advice.
+    If no graph came to fxpool, `no_graph` says why: Dynamo is off, traced nothing, stopped, or has another backend.
     With `a`, compare the nearest other entry with `a`; with both, compare `a` with `b`. Each is a key or its start, an
     entry, or a record of ``fxpool.stats()["graphs"]``.
 
-    The result is plain data (dataclasses); ``str()`` formats it as text.
+    The result is plain data (dataclasses); ``str()`` formats it as text. Graphs are aligned node by node (E. Myers, An
+    O(ND) difference algorithm and its variations, Algorithmica 1, 1986).
 
     Raises:
+        TypeError: `a` or `b` is something else, or `b` is passed without `a`.
         errors.NoEntryError: no entry matches a key, several match, or there is no other entry to compare with.
-        errors.UnsafeDirectoryError: other users can write to the cache directory.
+        errors.UnsafeDirectoryError: other users could change the cache directory.
     """
     if a is not None:
         from fxpool.explanation import keys
@@ -202,23 +203,27 @@ def explain(a: Explained | None = None, b: Explained | None = None) -> ProcessEx
 
 
 def close() -> None:
-    """End this process's worker pool now instead of at exit. The next miss starts a new pool."""
+    """End this process's worker pool now instead of at exit. The next miss starts a new pool. Raises nothing."""
     module = _imported("fxpool.lowering.core.runtime")
     if module is not None:
         module.runtime.close()
 
 
-def wait(timeout: float | None = None) -> list[dict[str, Any]]:
-    """Wait until no background compile or upload is pending, at most `timeout` seconds.
+def wait(timeout: float | None = None) -> list[BackgroundGraph]:
+    """Wait until no background compile or upload is pending, at most `timeout` seconds. Raises nothing.
 
-    Returns plain data about each graph compiled there (modes with ``async+`` or ``progressive+``): `label`, `state`
+    Return plain data about each graph compiled there (modes with ``async+`` or ``progressive+``): `label`, `state`
     (``ready``, ``failed``: stays eager, or ``pending`` after `timeout`), `error`, `stage` (the number of the stage in
     use, None for eager), `stages` (number to state: ``in use``, ``superseded``, ``measured``, ``slower``,
     ``skipped``, ``failed``, ``pending``), and counts: `eager_calls`, `compiled_calls`, `swaps`, `outside_guards`.
     """
+    import time
+
+    from fxpool.results.shown import ShownGraphs
+
     begun = time.monotonic()
     background = _imported("fxpool.lowering.background.compiles")
-    graphs: list[dict[str, Any]] = background.wait(timeout) if background is not None else []
+    graphs = ShownGraphs(background.wait(timeout) if background is not None else [])
     sharing = _imported("fxpool.lowering.artifact.sharing")
     if sharing is not None:
         sharing.flush(None if timeout is None else max(0.0, timeout - (time.monotonic() - begun)))
@@ -231,7 +236,10 @@ def progress(to: str | os.PathLike[str] | IO[str] | None = None) -> Progress:
     A terminal gets a line for each graph that is done or slow, other outputs a line per event. Written to
     standard error, or to `to` (a path to append to, or an open file). Ends with its ``with`` block, with
     `close()` of the result, or with the process. ``FXPOOL_PROGRESS=1`` or ``FXPOOL_PROGRESS=path`` do so for a whole
-    program. Raises OSError if the file cannot be opened. A later write error ends the display with one warning.
+    program. A later write error ends the display with one warning.
+
+    Raises:
+        OSError: the file cannot be opened.
     """
     from fxpool.watch.display import Progress
 
@@ -241,7 +249,7 @@ def progress(to: str | os.PathLike[str] | IO[str] | None = None) -> Progress:
 def aot_compile(
     program: torch.export.ExportedProgram, path: str | os.PathLike[str], *, options: Mapping[str, Any] | None = None
 ) -> str:
-    """Compile an exported program in the pool into a package at `path` (``.pt2``); return the path.
+    """Compile an exported `program` in the pool into a package at `path` (``.pt2``); return the path.
 
     The package equals that of ``torch._inductor.aoti_compile_and_package``, and stock torch loads it
     (``torch._inductor.aoti_load_package``). It is cached: the same program with the same parameters, options
@@ -272,8 +280,9 @@ def standalone_compile(
     therefore compile in parallel, and each is cached. A file written by `save` is read by
     ``torch._inductor.CompiledArtifact.load`` if fxpool is installed.
 
-    `dynamic_shapes` is the source of symbolic sizes: ``from_graph``, ``from_tracing_context`` (inside a back
-    end) or ``from_example_inputs`` (sizes are fixed). `options` are those of ``torch.compile``.
+    `gm` is called with values like `example_inputs`: tensors (fake ones, too) and sizes, in the order of its
+    placeholders. `dynamic_shapes` is the source of symbolic sizes: ``from_graph``, ``from_tracing_context`` (inside a
+    back end) or ``from_example_inputs`` (sizes are fixed). `options` are those of ``torch.compile``.
 
     Raises:
         errors.ConfigurationError: an unknown option.
@@ -304,7 +313,7 @@ def install() -> None:
 
 
 def uninstall() -> None:
-    """Undo `install`. Running jobs finish normally. Idempotent."""
+    """Undo `install`. Running jobs finish normally. Idempotent. Raises nothing."""
     installation = _imported("fxpool.lowering.inductor.installation")
     if installation is not None:
         installation.uninstall()

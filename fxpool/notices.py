@@ -25,14 +25,13 @@ from collections.abc import Callable, Iterator
 
 from fxpool import counters, forks
 
-__all__ = ["PREFIX", "forget", "logger", "once", "said_of", "switched_off", "warn"]
+__all__ = ["PREFIX", "forget", "logger", "once", "switched_off", "texts", "warn"]
 
 PREFIX = "fxpool: "
 
 _lock = forks.lock(__name__, "_lock")
 _said: set[tuple[str, ...]] = set()
-# The latest text of `switched_off` by its reason.
-_texts: dict[str, str] = {}
+_texts: dict[tuple[str, str], str] = {}  # by reason and subject
 # Packages whose lines are never the cause of a warning. The standard library is among them, because torch finds the
 # backend by `importlib.metadata`, and calls it in threads and context managers.
 _NOT_THE_PROGRAM = frozenset(("fxpool", "torch")) | sys.stdlib_module_names
@@ -114,7 +113,7 @@ def _drop(stream: object) -> None:
 
 
 def _frame_of_the_program() -> types.FrameType:
-    """Return the program's innermost frame above `warn`, or that of `warn` in a thread without a frame of the program."""
+    """Return the program's innermost frame above `warn`, or that of `warn` in a thread without one."""
     frame = warned = sys._getframe(1)
     while frame.f_back is not None:
         frame = frame.f_back
@@ -134,14 +133,13 @@ def switched_off(reason: str, text: str, *, about: str = "") -> None:
     counters.count("switched_off", reason)
     if _is_first(reason, about):
         with _lock:
-            _texts[reason] = text
+            _texts[reason, about] = text
         warn(text)
 
 
-def said_of(reason: str) -> str:
-    """Return the latest warning of `switched_off` for a reason, without its remedy; empty if there was no warning."""
-    with _lock:
-        return _texts.get(reason, "").partition("\n")[0]
+def texts(reason: str) -> tuple[str, ...]:
+    """Return the warnings that `switched_off` gave under `reason`, the oldest first."""
+    return tuple(text for (name, _), text in _texts.copy().items() if name == reason)
 
 
 def _is_first(*what: str) -> bool:

@@ -211,7 +211,7 @@ _POOL = {
         "pool.md",
     ),
     "runtime_directory_refused": Reason(
-        "other users could replace the server",
+        "the runtime directory cannot be used, or other users could replace the server in it",
         "Set FXPOOL_RUNTIME_DIR to a directory that you own.",
         "security.md",
     ),

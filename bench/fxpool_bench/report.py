@@ -1,17 +1,34 @@
-"""Tables for the terminal: speed-ups, compile times, failures, and changes since earlier results."""
+"""Tables for the terminal and a notebook: speed-ups, compile times, failures, and changes since earlier results."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from rich.table import Table
 
+from fxpool import quantities
+from fxpool.bench import results
 from fxpool.bench.case import Run
 from fxpool.bench.results import Record
 from fxpool.bench.statistics import Ratio, ratio
+from fxpool.results import markup
 
-__all__ = ["Change", "Line", "change_table", "changes", "failures", "footnotes", "lines", "parts", "table"]
+__all__ = [
+    "Change",
+    "Line",
+    "Report",
+    "change_table",
+    "changes",
+    "failures",
+    "footnotes",
+    "lines",
+    "parts",
+    "read",
+    "table",
+]
 
 Key = tuple[str, str, str]  # case, mode, backend
 
@@ -247,6 +264,43 @@ def _marked(value: float | None, mark: str) -> str:
 
 def _bytes(value: int) -> str:
     return f"{value / (1 << 30):.1f} GB" if value >= 1 << 30 else f"{value >> 20} MB"
+
+
+@dataclass(frozen=True, repr=False)
+class Report:
+    """The results of a suite, as a table in a terminal or a notebook.
+
+    `suite` is its name, `records` has a record for each run; see `lines` for a summary.
+    """
+
+    suite: str
+    records: Mapping[Run, Record]
+
+    def __repr__(self) -> str:
+        return f"{self._title()}\n{markup.text_table(*self._cells())}"
+
+    def _repr_html_(self) -> str:
+        return markup.block(self._title(), markup.grid(*self._cells()))
+
+    def _title(self) -> str:
+        failed = len(failures(self.records))
+        runs = quantities.counted(len(self.records), "run")
+        return f"{self.suite}: {runs}{f', {failed} without a result' if failed else ''}; {table(self.records).title}"
+
+    def _cells(self) -> tuple[list[str], list[tuple[str, ...]]]:
+        columns = table(self.records).columns
+        rows = zip(*(map(str, column.cells) for column in columns), strict=True)
+        return [str(column.header) for column in columns], list(rows)
+
+
+def read(path: str | os.PathLike[str]) -> Report:
+    """Read the results of a suite (``results.jsonl``), to look at them in a notebook.
+
+    Raises:
+        errors.ConfigurationError: the file cannot be read, or is not one of ``fxpool bench``.
+    """
+    head, records = results.read(Path(path))
+    return Report(str(head.get("suite", "")), records)
 
 
 def change_table(found: Iterable[Change]) -> Table:

@@ -10,9 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fxpool.codecache.explain.nearest import Comparison, Side, compared, likeness, nearest
+from fxpool.codecache.explain.nearest import NEAREST, Comparison, Side, compared, likeness, nearest
 from fxpool.codecache.guards import guards
 from fxpool.codecache.store.entry import Entry
+from fxpool.results import markup
 
 __all__ = [
     "DAMAGED", "GUARDS", "INCOMPLETE", "NOT_LOADED", "FailedGuard", "Miss", "MissExplanation", "Rejected", "explained",
@@ -62,7 +63,7 @@ class Miss:
     rejected: tuple[Rejected, ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class MissExplanation:
     """The reason why a graph was compiled: `why` is a sentence, the other fields are its details.
 
@@ -82,12 +83,26 @@ class MissExplanation:
     same_function: bool = True
 
     def __str__(self) -> str:
-        text = [f"{self.label}{f', {self.graph_is}' if self.graph_is != self.label else ''}: {self.why}"]
-        text += [f"  {guard}" for guard in self.failed_guards]
-        if self.nearest is not None:
-            other = self.nearest if self.same_function else self.nearest.without(OF_A_FUNCTION)
-            text += [f"  {line}" for line in str(other).splitlines()]
+        text = [self._title(), *(f"  {guard}" for guard in self.failed_guards)]
+        if (shown := self._shown()) is not None:
+            text += [f"  {line}" for line in str(shown).splitlines()]
         return "\n".join(text)
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        parts = [markup.table([("guard", str(guard)) for guard in self.failed_guards])] if self.failed_guards else []
+        shown = self._shown()
+        return markup.block(self._title(), *parts, *([shown._repr_html_()] if shown is not None else []))
+
+    def _title(self) -> str:
+        return f"{self.label}{f', {self.graph_is}' if self.graph_is != self.label else ''}: {self.why}"
+
+    def _shown(self) -> Comparison | None:
+        """Return the comparison without differences that mean nothing between two functions."""
+        if self.nearest is None or self.same_function:
+            return self.nearest
+        return self.nearest.without(OF_A_FUNCTION)
 
     @property
     def first(self) -> str:
@@ -95,7 +110,7 @@ class MissExplanation:
         if self.failed_guards:
             return str(self.failed_guards[0])
         if self.nearest is not None and self.nearest.differences:
-            shown = self.nearest if self.same_function else self.nearest.without(OF_A_FUNCTION)
+            shown = self._shown() or self.nearest
             first, *more = shown.differences or self.nearest.differences
             return f"{first}{f' (and {len(more)} more)' if more else ''}; the nearest entry is {self.nearest.a[:12]}"
         return self.why
@@ -136,7 +151,7 @@ def explained(miss: Miss, entries: Iterable[Entry]) -> MissExplanation:
         if found is None:
             why = "the cache held no other graph"
         else:
-            other = compared(found, side)
+            other = compared(found, side, NEAREST)
             why = "the nearest cache entry differs"
             same_function = likeness(found.origin, side.origin) > 0
             if not same_function:

@@ -16,12 +16,17 @@ from fxpool.codecache.explain import comparison
 from fxpool.codecache.explain.comparison import Described, Difference
 from fxpool.codecache.guards import guards
 from fxpool.codecache.store.entry import Component, Entry, Origin
+from fxpool.results import markup
 
-__all__ = ["Comparison", "Side", "compared", "likeness", "nearest"]
+__all__ = ["NEAREST", "Comparison", "Side", "compared", "likeness", "nearest"]
 
 # The most entries with equally many equal components that are compared in detail.
 _COMPARED = 6
 _COMPONENTS = 8
+_SHOWN = 60  # differences in HTML
+
+#: The two sides of a comparison of a graph with the nearest entry.
+NEAREST = ("nearest entry", "this graph")
 
 
 @dataclass(frozen=True)
@@ -56,12 +61,12 @@ class Side:
         return Described.of(self.components, self.detail)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Comparison:
     """The comparison of two keys: names of `equal` components, and the `differences` of the others.
 
     Entries with one key differ in their guards, listed as differences of the component ``guards``. `a` and `b`
-    are keys, `a_is` and `b_is` their functions.
+    are keys, `a_is` and `b_is` their functions. `roles` are names for the two, such as `NEAREST`, or empty.
     """
 
     a: str
@@ -70,6 +75,7 @@ class Comparison:
     b_is: str
     equal: tuple[str, ...]
     differences: tuple[Difference, ...]
+    roles: tuple[str, str] = ("", "")
 
     def without(self, components: Collection[str]) -> Comparison:
         """Return the comparison without the differences of some components."""
@@ -77,20 +83,41 @@ class Comparison:
         return dataclasses.replace(self, differences=kept) if kept != self.differences else self
 
     def __str__(self) -> str:
-        text = [f"{self.a[:12]}  {self.a_is}".rstrip(), f"{self.b[:12]}  {self.b_is}".rstrip()]
-        text += [f"  {line}" for line in comparison.lines(self.differences)] or [
-            "  nothing else differs" if len(self.equal) < _COMPONENTS else "  no difference"
-        ]
+        text = markup.text_table((), [row[not self.roles[0] :] for row in self._sides()])
+        lines = [f"  {line}" for line in comparison.lines(self.differences) or [self._no_difference()]]
         if self.equal and self.differences:
-            text.append(f"  equal: {', '.join(self.equal)}")
-        return "\n".join(text)
+            lines.append(f"  equal: {', '.join(self.equal)}")
+        return "\n".join([text, *lines])
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        before, after = (role or key[:12] for role, key in zip(self.roles, (self.a, self.b), strict=True))
+        rows = [
+            (f"{one.component}: {one.item}" if one.item else one.component, one.before or "", one.after or "")
+            for one in self.differences[:_SHOWN]
+        ]
+        more = len(self.differences) - _SHOWN
+        rows += [(f"{more} more", "", "")] if more > 0 else []
+        sides = markup.table([(role, f"{key}  {function}") for role, key, function in self._sides()])
+        equal = [("equal", ", ".join(self.equal))] if self.equal else []
+        if not rows:
+            return sides + markup.table([("", self._no_difference())])
+        return sides + markup.grid(("difference", before, after), rows) + markup.table(equal)
+
+    def _sides(self) -> list[tuple[str, str, str]]:
+        one, other = self.roles
+        return [(one, self.a[:12], self.a_is), (other, self.b[:12], self.b_is)]
+
+    def _no_difference(self) -> str:
+        return "nothing else differs" if len(self.equal) < _COMPONENTS else "no difference"
 
 
-def compared(a: Side, b: Side) -> Comparison:
-    """Compare two keys, or the guards of two entries with one key, from `a` to `b`."""
+def compared(a: Side, b: Side, roles: tuple[str, str] = ("", "")) -> Comparison:
+    """Compare two keys, or the guards of two entries with one key, from `a` to `b`; `roles` name the two."""
     one, other = a.described(), b.described()
     found = comparison.differences(one, other) if a.key != b.key else _guards(a, b)
-    return Comparison(a.key, b.key, a.what, b.what, tuple(comparison.equal_components(one, other)), found)
+    return Comparison(a.key, b.key, a.what, b.what, tuple(comparison.equal_components(one, other)), found, roles)
 
 
 def _guards(a: Side, b: Side) -> tuple[Difference, ...]:

@@ -19,7 +19,7 @@ import tempfile
 import time
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -272,7 +272,7 @@ def _try_compile() -> dict[str, Any]:
             traceback.print_exc()  # for --json
             return {**common, **_why(error)}
         seconds = time.perf_counter() - started
-    stats = fxpool.stats()
+    stats: Mapping[str, Any] = fxpool.stats()
     store = stats["store"] or {}
     wanted = ("hits", "misses", "joined", "compiles", "fallbacks", "bypasses", "eager_calls")
     return {

@@ -40,7 +40,7 @@ def compare(a: Any, b: Any = None) -> Comparison:
     other = nearest.nearest(first, there)
     if other is None:
         raise NoEntryError(first.key, "the cache has no other entry to compare it with")
-    return nearest.compared(other, first)
+    return nearest.compared(other, first, nearest.NEAREST)
 
 
 def entries() -> list[Entry]:

@@ -10,17 +10,20 @@ from fxpool import counters, notices, reasons
 from fxpool.codecache.explain import misses
 from fxpool.codecache.explain.misses import MissExplanation
 from fxpool.codecache.store.entry import Entry
-from fxpool.explanation import keys
+from fxpool.explanation import keys, no_graph
+from fxpool.explanation.no_graph import NoGraph
+from fxpool.results import markup
+from fxpool.torch_compat.dynamo import traced
 
 __all__ = ["CountedReason", "ProcessExplanation", "explain"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class CountedReason:
     """A reason counted by this process, under the name of a counter of `fxpool.stats()`.
 
-    `example` is the label of the latest graph counted under it, with its function and details;
-    or the warning that was given for it; or empty. `page` is a page of docs/ about it.
+    `example` is the label of the latest graph counted under it, with its function and details, or empty. `texts` are the warnings given under it, such as one for each refused directory. `page` is a page of docs/
+    about it.
     """
 
     counter: str
@@ -30,26 +33,51 @@ class CountedReason:
     advice: str
     page: str = ""
     example: str = ""
+    texts: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         text = [f"{self.counter}: {self.reason} ({self.count}): {self.meaning}"]
+        text += [f"  {line}" for one in self.texts for line in one.splitlines()]
         if self.example:
             text.append(f"  for example {self.example}")
         if self.advice:
             text.append(f"  {self.advice}" + (f" See docs/{self.page}." if self.page else ""))
         return "\n".join(text)
 
+    __repr__ = __str__
 
-@dataclass(frozen=True)
+    def _repr_html_(self) -> str:
+        advice = self.advice + (f" See docs/{self.page}." if self.advice and self.page else "")
+        rows = [*(("warning", text) for text in self.texts), ("example", self.example), ("do", advice)]
+        return markup.block(
+            f"{self.counter}: {self.reason} ({self.count}): {self.meaning}",
+            markup.table([row for row in rows if row[1]]),
+        )
+
+
+@dataclass(frozen=True, repr=False)
 class ProcessExplanation:
-    """Why this process compiled graphs: its `misses`, oldest first, and the `reasons` it counted."""
+    """Why this process compiled graphs: its `misses`, oldest first, and the `reasons` it counted.
+
+    `no_graph` is set if no graph came to fxpool in this process.
+    """
 
     misses: tuple[MissExplanation, ...]
     reasons: tuple[CountedReason, ...]
+    no_graph: NoGraph | None = None
 
     def __str__(self) -> str:
-        parts = [str(one) for one in (*self.misses, *self.reasons)]
-        return "\n".join(parts) if parts else "nothing to explain: there were no misses, and no reason was counted"
+        parts = [str(one) for one in (*self.misses, *self.reasons, self.no_graph) if one is not None]
+        return "\n".join(parts) or _NOTHING
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        parts = [one._repr_html_() for one in (*self.misses, *self.reasons, self.no_graph) if one is not None]
+        return "".join(parts) or markup.block(_NOTHING)
+
+
+_NOTHING = "nothing to explain: there were no misses, and no reason was counted"
 
 
 def explain() -> ProcessExplanation:
@@ -59,17 +87,21 @@ def explain() -> ProcessExplanation:
         _reason(counter, name, count, counted["graphs"])
         for counter in reasons.COUNTERS
         for name, count in sorted(counted.get(counter, {}).items())
-        if count
+        # A refused cache directory is counted as a bypass of each graph as well; its reason is the same.
+        if count and not (counter == "bypasses" and name in counted["switched_off"])
     ]
     kept = keys.missed()
     entries = keys.entries() if kept else []
-    return ProcessExplanation(tuple(misses.explained(miss, _before(miss, entries)) for miss in kept), tuple(found))
+    missed = tuple(misses.explained(miss, _before(miss, entries)) for miss in kept)
+    no_graphs = not (counted["graphs"] or any(counted["borrowed"].values()))
+    return ProcessExplanation(missed, tuple(found), no_graph.explained(traced.traced()) if no_graphs else None)
 
 
 def _reason(counter: str, name: str, count: int, graphs: Sequence[Mapping[str, Any]]) -> CountedReason:
     known = reasons.find(counter, name) or reasons.Reason("no explanation available", "Please report it.")
     example = _example(counter, name, graphs)
-    return CountedReason(counter, name, count, known.meaning, known.advice, known.page, example)
+    texts = notices.texts(name) if counter == "switched_off" else ()
+    return CountedReason(counter, name, count, known.meaning, known.advice, known.page, example, texts)
 
 
 def _before(miss: misses.Miss, entries: Sequence[Entry]) -> list[Entry]:
@@ -85,4 +117,4 @@ def _example(counter: str, name: str, graphs: Sequence[Mapping[str, Any]]) -> st
             shown = ", ".join(filter(None, parts))
             detail = str(record.get("details", {}).get(wanted, ""))
             return f"{shown}: {detail}" if detail else shown
-    return notices.said_of(name)
+    return ""

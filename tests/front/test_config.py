@@ -323,7 +323,9 @@ def test_a_cache_that_can_only_be_read_is_the_base(disk: str, temporary: Path, m
 
 def test_a_home_that_is_not_known_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "~")
-    with pytest.raises(ConfigurationError, match=r"FXPOOL_CACHE_DIR: '~/cache' is not .*home directory that is unknown"):
+    with pytest.raises(
+        ConfigurationError, match=r"FXPOOL_CACHE_DIR: '~/cache' is not .*home directory that is unknown"
+    ):
         monkeypatch.setenv("FXPOOL_CACHE_DIR", "~/cache")
         config.current()
     monkeypatch.delenv("FXPOOL_CACHE_DIR")

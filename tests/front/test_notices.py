@@ -90,7 +90,7 @@ def test_a_warning_is_a_record_where_it_would_be_an_error(caplog: pytest.LogCapt
 def test_a_warning_names_the_program_s_line_behind_imports_threads_and_entry_points(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As torch finds the backend: by `importlib.metadata`, whose file is no line of the program's."""
+    """As torch finds the backend: by `importlib.metadata`, whose lines are not the program's."""
     text = "from fxpool import notices\nnotices.warn('at import')\ndef __getattr__(name): notices.warn(name)\n"
     (tmp_path / "warns_at_import.py").write_text(text)
     monkeypatch.setattr(fxpool, "__path__", [*fxpool.__path__, str(tmp_path)])

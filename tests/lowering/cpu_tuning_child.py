@@ -55,13 +55,13 @@ def main(name: str) -> None:
 
     compiled = torch.compile(product, backend="fxpool", options=OPTIONS)
     close = torch.allclose(compiled(values), product(values), atol=1e-4)
-    (graph,) = [one for one in fxpool.stats()["graphs"] if one["key"]]
-    (entry,) = LocalStore(str(config.current().cache_dir)).entries(graph["key"])
+    (key,) = [one["key"] for one in fxpool.stats()["graphs"] if one["key"]]
+    (entry,) = LocalStore(str(config.current().cache_dir)).entries(key)
     fxpool.close()
     timings = config.current().cache_dir / "timings"
     busy = [json.loads(line) for line in timings.read_text().splitlines()] if timings.exists() else []
     timings.unlink(missing_ok=True)
-    print(json.dumps({"close": close, "key": graph["key"], "busy": busy, "tuned": content_of(entry).decisions.tuned}))
+    print(json.dumps({"close": close, "key": key, "busy": busy, "tuned": content_of(entry).decisions.tuned}))
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ def function(x: torch.Tensor) -> torch.Tensor:
 def test_generated_code_is_shown_and_tracebacks_find_it(shared_pool: Path, cache: Path) -> None:
     torch._dynamo.reset()
     torch.compile(function, backend="fxpool")(torch.ones(3, 3))
-    key = fxpool.stats()["graphs"][-1]["key"]
+    key = str(fxpool.stats()["graphs"][-1]["key"])
     shown = CliRunner().invoke(main, ["cache", "show", key[:12], "--code"])
     assert shown.exit_code == 0, shown.output
     heading, _, text = shown.output.partition("\n")

@@ -156,7 +156,7 @@ def operator_described(directory: Path, text: str) -> Described:
 @pytest.mark.slow
 def test_misses_of_a_process_and_its_reasons(shared_pool: Path, cache: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="fxpool.lowering.artifact.miss_records")
-    assert "nothing to explain" in str(fxpool.explain())
+    assert str(fxpool.explain()).startswith("no graph: ")
     compiled(scaled, X)
     compiled(scaled_more, X)
     compiled_total(columns=100)
@@ -166,6 +166,8 @@ def test_misses_of_a_process_and_its_reasons(shared_pool: Path, cache: Path, cap
     first, second, _, fourth = explanation.misses
     assert "held no other graph" in first.why and "scaled, " in first.graph_is
     assert second.nearest is not None and second.nearest.a == first.key
+    rows = [line.split()[:3] for line in str(second).splitlines()[1:3]]
+    assert rows == [["nearest", "entry", first.key[:12]], ["this", "graph", second.key[:12]]]
     assert [str(one) for one in second.nearest.differences] == [
         "graph: node mul: operator.mul(l_x_, 2) -> operator.mul(l_x_, 3)"
     ]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 
@@ -15,7 +17,7 @@ def scaled(x: torch.Tensor) -> torch.Tensor:
 
 if __name__ == "__main__":
     result = torch.compile(scaled, backend="fxpool")(torch.ones(2))
-    counted = fxpool.stats()
+    counted: Mapping[str, Any] = fxpool.stats()
     fxpool.close()
     names = ("hits", "misses", "fallbacks", "bypasses", "switched_off", "entries_written")
     found = {name: counted[name] for name in names}

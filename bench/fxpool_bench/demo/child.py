@@ -22,7 +22,7 @@ import importlib.machinery
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -177,7 +177,7 @@ def measure(model_name: str, what: str, backend: str, size: str = "small", compi
     }
 
 
-def _stats() -> dict[str, Any]:
+def _stats() -> Mapping[str, Any]:
     import fxpool
 
     return fxpool.stats()

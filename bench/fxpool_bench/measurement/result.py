@@ -5,14 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from fxpool import quantities
 from fxpool.bench.measurement.surroundings import Surroundings
+from fxpool.results import markup
 
 __all__ = ["Measurement"]
 
 Trust = Literal["good", "doubtful"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Measurement:
     """Seconds per call of a function.
 
@@ -50,6 +52,19 @@ class Measurement:
     def __str__(self) -> str:
         text = f"{_time(self.median)} ({_time(self.low)} - {_time(self.high)}, {len(self.samples)} x {self.calls} calls"
         return f"{text}; {'; '.join(self.remarks)})" if self.remarks else f"{text})"
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        rows = {
+            "95 % interval": f"{_time(self.low)} - {_time(self.high)}",
+            "samples": f"{len(self.samples)}, each of {quantities.counted(self.calls, 'call')}",
+            "device": self.device,
+            "timer": self.timer,
+            "first call": _time(self.warm_up),
+            "trust": ": ".join(filter(None, (self.trust, "; ".join(self.remarks)))),
+        }
+        return markup.block(f"{_time(self.median)} per call", markup.table(list(rows.items())))
 
     def facts(self) -> dict[str, Any]:
         """Return the measurement as plain data, for a file."""

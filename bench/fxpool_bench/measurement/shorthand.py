@@ -25,7 +25,10 @@ def do_bench(
     """Time repeated calls of ``fn()`` for at most `seconds`; the times are in seconds per call.
 
     `device` is the device to time, by default a GPU if the host has one, else the CPU. ``timer="profiler"`` counts only
-    kernels, on the CPU operators. Unlike `measure`, this does not copy arguments. Raises the same errors as `measure`.
+    kernels, on the CPU operators. Unlike `measure`, this does not copy arguments.
+
+    Raises:
+        Exception: the errors of `measure`.
     """
     where = clocks.device_of(_default() if device is None else device)
     return timing.measure(fn, device=where, seconds=seconds, rotate=False, timer=timer)
@@ -34,7 +37,11 @@ def do_bench(
 def timed(fn: Callable[..., object], *arguments: Any, calls: int = 1, device: Any = None) -> float:
     """Return the seconds that `calls` calls of ``fn(*arguments)`` take together. Not exclusive.
 
-    The first call and its compile are included. `device` is that of `measure`. Raises ValueError for `calls` below 1.
+    The first call and its compile are included. `device` is that of `measure`.
+
+    Raises:
+        ValueError: `calls` is below 1.
+        Exception: any exception of `fn`.
     """
     if calls < 1:
         raise ValueError(f"calls must be at least 1, got {calls}")
@@ -51,7 +58,11 @@ def print_performance(
 ) -> Measurement:
     """Measure ``fn(*arguments)``, print a line with median, interval and remarks, and return the measurement.
 
-    `options` are those of `measure`. The line goes to standard output, or to `to`.
+    The line starts with `label`, by default the function's name, and goes to standard output, or to `to`. `options` are
+    those of `measure`.
+
+    Raises:
+        Exception: the errors of `measure`.
     """
     found = timing.measure(fn, *arguments, **options)
     name = label or getattr(fn, "__qualname__", type(fn).__name__)

@@ -44,9 +44,9 @@ def measure(
     `device` is the device to time, by default that of the first GPU tensor in the arguments, else the CPU. Before the
     clock starts, `fn` is called `warm_up` times, its background compiles are awaited, and other processes finish their
     measurements (`measuring`). Samples are taken until at least `least` of them determine the median to `precision`
-    (half of its 95 % interval, relative to the median), or until `seconds` have passed. A sample is the mean of as many
-    calls as take 0.2 ms. With `rotate`, calls use copies of the arguments in turn, more than fit into the caches.
-    `alone=False` measures without exclusion, and a remark says so.
+    (half of its 95 % interval by the sign test, relative to the median), or until `seconds` have passed. A sample is
+    the mean of as many calls as take 0.2 ms. With `rotate`, calls use copies of the arguments in turn, more than fit
+    into the caches. `alone=False` measures without exclusion, and a remark says so.
 
     With ``timer="profiler"``, torch's profiler returns the time of the function's kernels on the GPU, without the gaps
     in which it waited for the host; on the CPU, the time of its operators and compiled graphs. A sample is a session of

@@ -9,6 +9,7 @@ process_groups     process groups that a graph names
 collective_timeouts    longer timeouts of collectives after a hit
 opaque_inputs      inputs after AOTAutograd that are not values
 torch_counters     torch's own counters of its caches
+traced             numbers of functions that Dynamo traced, and its reasons to stop
 compile_times      torch's record of a compile in a worker, merged into the client's
 log_state          artifacts of torch's logs, and structured traces, of a compile in a worker
 precompile         support for compiled graphs in Dynamo's files

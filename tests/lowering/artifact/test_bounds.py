@@ -62,6 +62,7 @@ def test_a_worker_evicts_for_its_asker(shared_pool: Path, cache: Path) -> None:
     run()
     stats = fxpool.stats()
     assert stats["compiles"]["worker"] == 1 and stats["entries_written"] == 1
+    assert stats["store"] is not None
     assert 0 < stats["store"]["entries"] < 30 and stats["store"]["evicted"] == 31 - stats["store"]["entries"]
     run()
     assert fxpool.stats()["hits"] == 1, "what was just compiled stays"

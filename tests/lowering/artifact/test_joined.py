@@ -116,6 +116,7 @@ def test_a_result_that_is_sent_itself_is_kept_here(
     monkeypatch.setattr(lookup, "published", cleared_before)
     run()
     key = fxpool.stats()["graphs"][0]["key"]
+    assert key is not None
     (entry,) = LocalStore(str(cache)).entries(key)
     assert LocalStore(str(cache)).complete(entry)
     monkeypatch.setattr(lookup, "published", published)

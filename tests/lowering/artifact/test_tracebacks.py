@@ -45,7 +45,7 @@ def test_entries_of_one_key_have_texts_of_their_own() -> None:
     _forget_texts()
     for columns in (100, 5000):
         compiled_total(columns=columns)
-    (key,) = {record["key"] for record in fxpool.stats()["graphs"]}
+    (key,) = {str(record["key"]) for record in fxpool.stats()["graphs"]}
     names = [name for name in linecache.cache if name.startswith(f"<fxpool {key[:16]} ")]
     assert len(names) == 2
     one, other = ("".join(linecache.getlines(name)) for name in names)

@@ -23,6 +23,7 @@ from fxpool.lowering.artifact import load
 from fxpool.lowering.background import compiles
 from fxpool.lowering.background.swap import Swap, Version
 from fxpool.lowering.core.runtime import runtime
+from fxpool.results.data import BackgroundGraph
 from fxpool.torch_compat.dynamo import shape_env
 
 ASYNC = {"mode": "async+subprocess"}
@@ -52,7 +53,7 @@ def asynchronous(function: Any, **settings: Any) -> Any:
     return torch.compile(function, backend="fxpool", options=options, **settings)
 
 
-def of(label: str = "") -> dict[str, Any]:
+def of(label: str = "") -> BackgroundGraph:
     (found,) = [one for one in fxpool.wait(100) if label in one["label"]]
     return found
 
@@ -279,7 +280,7 @@ def test_a_compile_that_fails_leaves_the_graph_eager(shared_pool: Path, cache: P
         assert torch.equal(run(X), expected)
         assert torch.equal(run(X), expected)
     assert len([one for one in warned if "stays eager" in str(one.message)]) == 1
-    assert error in str(warned[0].message) and error in found["error"]
+    assert error in str(str(warned[0].message) and error in found["error"])
     assert found["state"] == "failed"
     assert (of()["eager_calls"], of()["compiled_calls"]) == (3, 0)
     stats = fxpool.stats()
@@ -345,7 +346,7 @@ def test_a_call_outside_the_guards_is_eager_and_has_code_of_its_own_compiled(sha
     def total(x: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.layer_norm(x, x.shape[-1:]).softmax(-1).sum(0)
 
-    def check(rows: int, columns: int) -> dict[str, Any]:
+    def check(rows: int, columns: int) -> BackgroundGraph:
         x = torch.randn(rows, columns)
         torch.testing.assert_close(run(x), total(x), rtol=1e-4, atol=1e-4)
         return fxpool.wait(100)[0]

@@ -18,6 +18,7 @@ from fxpool.errors import ConfigurationError, UnknownNameError, WorkerDiedError
 from fxpool.lowering.artifact import load
 from fxpool.lowering.background import compiles
 from fxpool.lowering.core import options
+from fxpool.results.data import BackgroundGraph
 
 X = torch.randn(6, 8)
 # Options that make other code of small graphs, quickly compiled.
@@ -55,7 +56,7 @@ def in_stages(function: Any = graph, mode: str = "progressive+async+subprocess",
     return torch.compile(function, backend="fxpool", options={"mode": mode, **wanted})
 
 
-def only(timeout: float = 100) -> dict[str, Any]:
+def only(timeout: float = 100) -> BackgroundGraph:
     (found,) = fxpool.wait(timeout)
     return found
 
@@ -173,7 +174,7 @@ def test_a_stage_that_is_slower_is_not_kept_and_not_compiled_again(
     for _ in range(20):
         torch.testing.assert_close(run(X), graph(X))
     assert only()["stages"] == {0: "superseded", 1: "in use", 2: "slower"}
-    keys = [one["key"] for one in fxpool.stats()["graphs"]]
+    keys = [str(one["key"]) for one in fxpool.stats()["graphs"]]
     assert demoted_stages.find(str(cache), keys[2]) == keys[1]
     anew()
     run = in_stages(**wanted)
@@ -193,7 +194,7 @@ def test_numbers_are_the_stages_own_where_one_is_left_out(shared_pool: Path, cac
     run = in_stages(mode="progressive+subprocess")
     run(X)
     only()
-    keys = [one["key"] for one in fxpool.stats()["graphs"]]
+    keys = [str(one["key"]) for one in fxpool.stats()["graphs"]]
     LocalStore(str(cache)).clear()
     demoted_stages.add(str(cache), keys[1], keys[0])
     anew()
@@ -217,7 +218,7 @@ def test_a_stage_that_fails_leaves_the_one_before(shared_pool: Path, cache: Path
         found = only()
     assert len(warned) == 1
     assert found["stages"] == {0: "superseded", 1: "failed", 2: "in use"}
-    assert found["state"] == "ready" and "code 4" in found["error"]
+    assert found["state"] == "ready" and "code 4" in str(found["error"])
     torch.testing.assert_close(run(X), expected)
     assert fxpool.stats()["fallbacks"] == {"progressive:WorkerDiedError": 1}
 
