@@ -25,10 +25,10 @@ The code is in three packages behind this front door:
 
 Private names of torch are used in `fxpool.torch_compat` only. Around these packages are others:
 
-    bench         `measure`, ``fxpool bench`` and ``demo``  commands         the command line, a module per subject
-    dashboard     ``fxpool dashboard``: pool, store, metrics  doctor         checks of everything fxpool needs
-    explanation   `explain`: misses, reasons, pairs of keys  results         types and looks of results
-    watch         events, progress display, traces        integrations     callbacks of trainers, OpenTelemetry spans
+    bench         `measure`, ``fxpool bench``, ``demo``       commands         the command line, a module per subject
+    dashboard     ``fxpool dashboard``: pool and store       doctor           checks of everything fxpool needs
+    explanation   `explain`: misses, reasons, keys           results          types and looks of results
+    watch         events, progress display, traces       integrations     callbacks of trainers, OpenTelemetry
 
 and modules:
 

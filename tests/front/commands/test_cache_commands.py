@@ -148,8 +148,8 @@ def test_gc_keeps_within_the_bounds_and_says_so(store: LocalStore) -> None:
     assert store.sizes()["entries"] == 1
     assert "evicted so far  " in run("stats").output and "2 entries" in run("stats").output
     assert json.loads(run("stats", "--json").output)["evicted"]["entries"] == 2
-    store = fxpool.stats()["store"]
-    assert store is not None and store["evicted"] == 2
+    sizes = fxpool.stats()["store"]
+    assert sizes is not None and sizes["evicted"] == 2
 
 
 def test_gc_as_data(store: LocalStore) -> None:
