@@ -1,4 +1,4 @@
-"""README's "Try it", word for word in a fresh checkout, and what an editor finds there."""
+"""README's first commands, word for word, its figures, and what an editor finds in a fresh checkout."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from pathlib import Path
 
 import pytest
 from sources import ROOT
+from tiers import first_tier
 
-TRY_IT = (ROOT / "README.md").read_text().partition("## Try it")[2].partition("\n## ")[0]
-BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```", TRY_IT, re.MULTILINE | re.DOTALL)
+README = (ROOT / "README.md").read_text()
+BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
 
 
 def block(beginning: str) -> str:
-    """The code block of "Try it" that starts with `beginning`."""
+    """The code block that starts with `beginning`."""
     (found,) = [text for _, text in BLOCKS if text.startswith(beginning)]
     return found
 
@@ -34,24 +35,39 @@ def checkout(tmp_path: Path) -> Path:
     return root
 
 
-def environment(checkout: Path, install: list[str]) -> Path:
-    """Install fxpool from `checkout` into an environment that finds this one's packages below its own."""
-    directory = checkout.parent / "environment"
+def environment(directory: Path) -> Path:
+    """Make an environment that finds this one's packages below its own; return its Python."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", directory], check=True)
-    python = directory / "bin" / "python"
     (packages,) = (directory / "lib").glob("python*/site-packages")
     below = [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
     (packages / "zz-below.pth").write_text("".join(f"{path}\n" for path in below))
-    assert install[:2] == ["pip", "install"]
-    pip = [python, "-m", *install, "--quiet", "--no-deps", "--no-build-isolation", "--disable-pip-version-check"]
-    subprocess.run([*map(str, pip), "--force-reinstall"], cwd=checkout, check=True, capture_output=True)
-    return python
+    return directory / "bin" / "python"
 
 
-@pytest.mark.parametrize("install", ["pip install .", pytest.param("pip install -e .", marks=pytest.mark.slow)])
-def test_try_it_works_word_for_word_in_a_checkout(install: str, checkout: Path, tmp_path: Path) -> None:
-    assert block("pip install") == "pip install .\n"
-    python = environment(checkout, install.split())
+def pip(python: Path, command: str, cwd: Path, **variables: str) -> None:
+    """Run a line of pip as it is written, without network; an older fxpool below the environment does not count."""
+    switches = {"PIP_NO_INDEX": "1", "PIP_NO_DEPS": "1", "PIP_QUIET": "1", "PIP_NO_BUILD_ISOLATION": "0"}
+    switches |= {"PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_FORCE_REINSTALL": "1"} if "install" in command else {}
+    subprocess.run(
+        [str(python), "-m", *command.split()],
+        cwd=cwd, env={**os.environ, **switches, **variables}, check=True, capture_output=True,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "install", first_tier(["pip install fxpool", "pip install .", "pip install -e ."], "pip install fxpool")
+)
+def test_try_it_works_word_for_word(install: str, checkout: Path, tmp_path: Path) -> None:
+    assert block("pip install") == "pip install fxpool\n" and "`pip install .` in a checkout" in README
+    python = environment(tmp_path / "environment")
+    if install == "pip install fxpool":
+        pip(python, "pip wheel . -w dist", checkout)
+        index = str(checkout / "dist")
+        checkout = tmp_path / "elsewhere"
+        checkout.mkdir()
+        pip(python, install, checkout, PIP_FIND_LINKS=index)
+    else:
+        pip(python, install, checkout)
     quick = checkout / "quick.py"
     quick.write_text(block("import torch\n"))
 
@@ -69,6 +85,20 @@ def test_try_it_works_word_for_word_in_a_checkout(install: str, checkout: Path, 
     assert lines[0] == "0 from the cache; {'worker': 1, 'in_process': 0}"
     without_digests = [re.sub(r"[0-9a-f]{12}", "", line) for line in lines[1:]]
     assert without_digests == [re.sub(r"[0-9a-f]{12}", "", line) for line in expected]
+
+
+def test_each_figure_is_in_the_results() -> None:
+    results = (ROOT / "bench" / "RESULTS.md").read_text().splitlines()
+    table = README.partition("| first call |")[2].partition("\n\n")[0].splitlines()[2:]
+    assert len(table) == 8
+    for row in table:
+        _, _, *cells, _ = (cell.strip() for cell in row.split("|"))
+        figures = [cell.removesuffix(" s") for cell in cells]
+        assert any(all(figure in line.replace("**", "") for figure in map(_plain, figures)) for line in results), row
+
+
+def _plain(figure: str) -> str:
+    return figure.replace("**", "")
 
 
 def test_a_bare_checkout_has_its_rooms(checkout: Path) -> None:

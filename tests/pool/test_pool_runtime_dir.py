@@ -95,8 +95,9 @@ def test_sweep_takes_what_nobody_holds(place: Place) -> None:
     (place.runtime / "other").rmdir()
 
 
-def test_the_root_goes_with_the_last_of_its_users(place: Place) -> None:
-    root = place.runtime
+def test_the_root_goes_with_the_last_of_its_users(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
     running, dead = (runtime_dir.make_private(root) for _ in range(2))
     (running / runtime_dir.SOCKET).touch()
     lock = runtime_dir.hold(running)
@@ -113,16 +114,15 @@ def test_the_root_goes_with_the_last_of_its_users(place: Place) -> None:
     (root / "measuring" / "000000000001-cpu").touch()  # left by a killed process
     assert runtime_dir.remove_root(root) == []
     assert not root.exists()
-    root.mkdir(mode=0o700)
 
 
-def test_the_root_stays_while_a_process_starts_a_server(place: Place) -> None:
-    path = place.runtime / runtime_dir.HOST_LOCK
-    with open(path, "w") as file:
+def test_the_root_stays_while_a_process_starts_a_server(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    with open(root / runtime_dir.HOST_LOCK, "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        assert runtime_dir.remove_root(place.runtime) == [runtime_dir.HOST_LOCK]
-    assert runtime_dir.remove_root(place.runtime) == []
-    place.runtime.mkdir(mode=0o700)
+        assert runtime_dir.remove_root(root) == [runtime_dir.HOST_LOCK]
+    assert runtime_dir.remove_root(root) == []
 
 
 def test_sweep_spares_who_may_still_start(place: Place) -> None:
