@@ -22,8 +22,8 @@ __all__ = ["CountedReason", "ProcessExplanation", "explain"]
 class CountedReason:
     """A reason counted by this process, under the name of a counter of `fxpool.stats()`.
 
-    `example` is the label of the latest graph counted under it, with its function and details, or empty. `texts` are the warnings given under it, such as one for each refused directory. `page` is a page of docs/
-    about it.
+    `example` is the label of the latest graph counted under it, with its function and details, or empty. `texts` are
+    the warnings given under it, such as one for each refused directory. `page` is a page of docs/ about it.
     """
 
     counter: str
