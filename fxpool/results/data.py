@@ -88,9 +88,10 @@ class BackgroundGraph(TypedDict):
 
 
 class Stats(Counts):
-    """The result of `fxpool.stats`, which says what each item is."""
+    """The result of `fxpool.stats`, which describes each item."""
 
     compiles: Compiles
+    compile_seconds: float
     quarantine_retries: dict[str, int]
     borrowed: dict[str, int]
     remote: dict[str, int]
