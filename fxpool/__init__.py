@@ -98,10 +98,21 @@ if not TYPE_CHECKING:  # a type checker would believe that every name exists
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         if name == "errors":
             return importlib.import_module("fxpool.errors")
+        if name != "__version__":
+            _require_linux()
         return getattr(importlib.import_module(_MODULES[name]), name)
 
     def __dir__():
         return sorted(__all__)
+
+
+def _require_linux() -> None:
+    import sys
+
+    if sys.platform != "linux":
+        from fxpool import errors
+
+        errors.require_linux()
 
 
 def _imported(name: str) -> Any:
@@ -130,6 +141,7 @@ def stats() -> Stats:
         errors.ConfigurationError: a setting cannot be parsed.
         errors.UnsafeDirectoryError: other users could change the cache directory.
     """
+    _require_linux()
     from fxpool import counters
     from fxpool.results.shown import ShownGraphs, ShownStats
 
@@ -192,6 +204,7 @@ def explain(a: Explained | None = None, b: Explained | None = None) -> ProcessEx
         errors.NoEntryError: no entry matches a key, several match, or there is no other entry to compare with.
         errors.UnsafeDirectoryError: other users could change the cache directory.
     """
+    _require_linux()
     if a is not None:
         from fxpool.explanation import keys
 
@@ -242,6 +255,7 @@ def progress(to: str | os.PathLike[str] | IO[str] | None = None) -> Progress:
     Raises:
         OSError: the file cannot be opened.
     """
+    _require_linux()
     from fxpool.watch.display import Progress
 
     return Progress(to)

@@ -40,6 +40,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal as signals
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -81,6 +82,20 @@ class UnknownNameError(ConfigurationError):
 
 class UnsupportedTorchError(FxpoolError):
     """torch, Python or the platform is outside the supported range."""
+
+
+def require_linux() -> None:
+    """Raise UnsupportedTorchError on other platforms.
+
+    Called where programs enter: by public functions and by packages, ahead of imports that fail there (fcntl, pwd).
+    """
+    if sys.platform == "linux":
+        return
+    name = {"win32": "Windows", "darwin": "macOS"}.get(sys.platform, sys.platform)
+    way = "in WSL2 or in a Linux container" if sys.platform == "win32" else "in a Linux container or virtual machine"
+    raise UnsupportedTorchError(
+        f"fxpool works on Linux only, and this is {name}", remedy=f'run the program {way}, or use backend="inductor"'
+    )
 
 
 class PoolError(FxpoolError):

@@ -36,3 +36,7 @@
 Every fallback is counted under a named reason. Loading a compiled graph reads a pickle of torch's runtime records, the
 wrapper's code and one library of kernels.
 """
+
+from fxpool import errors
+
+errors.require_linux()

@@ -12,3 +12,10 @@ bench      `bench`
 doctor     `doctor`
 dashboard  `dashboard` and `metrics`
 """
+
+from fxpool import errors
+
+try:
+    errors.require_linux()
+except errors.UnsupportedTorchError as refused:
+    raise SystemExit(f"fxpool: {refused}") from None
