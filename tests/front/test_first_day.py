@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from pathlib import Path
 
 import pytest
 from campaigns.first_day import __main__ as first_day
+from campaigns.first_day import checkout
 from campaigns.first_day.environment import Place
 from campaigns.first_day.row import Row
 from campaigns.first_day.running import Runner
@@ -162,3 +164,24 @@ def test_the_cheapest_rows_are_right() -> None:
     with Runner(slots=2) as runner:
         outcomes = list(runner.run_all(rows))
     assert {outcome.row: outcome.verdict for outcome in outcomes} == dict.fromkeys(CHEAP, "ok")
+
+
+def test_readme_has_the_program_and_its_output() -> None:
+    compile(checkout.quick(), "quick.py", "exec")
+    assert [line[0] for line in checkout.said_by_quick()] == ["0", "1"]
+
+
+def test_rows_of_homes_look_where_the_cache_is(tmp_path: Path) -> None:
+    place = Place(tmp_path / "place")
+    (row,) = first_day.rows("HOME on a read-only disk")
+    assert row.also is not None
+    cache = place.tmp / f"fxpool-cache-{os.getuid()}"
+    assert "no cache in" in row.also(place, Run(0))
+    (cache / "entries").mkdir(parents=True)
+    cache.chmod(0o755)
+    assert "mode 40755" in row.also(place, Run(0, errors=str(cache)))
+    cache.chmod(0o700)
+    assert "does not name" in row.also(place, Run(0))
+    assert row.also(place, Run(0, errors=str(cache))) == ""
+    (place.work / "~").mkdir()
+    assert row.also(place, Run(0, errors=str(cache))).endswith("/~")

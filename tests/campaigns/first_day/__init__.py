@@ -9,7 +9,8 @@
     packages       installs what only rows need, beside the ordinary environment
     screen         what a terminal shows after a program wrote to it
 
-and the rows by subject: `processes`, `interpreters`, `streams`, `directories`, `limits`, `compilers`, `frameworks`.
+and the rows by subject: `checkout`, `processes`, `interpreters`, `streams`, `directories`, `homes`, `limits`,
+`machines`, `compilers`, `frameworks`.
 
 `make first-day`, or `PYTHONPATH=tests python -m campaigns.first_day`, runs all and prints a table.
 """

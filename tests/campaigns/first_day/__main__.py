@@ -18,11 +18,13 @@ from pathlib import Path
 
 from fxpool.bench.demo.processes import orderly_end
 
-from . import compilers, directories, frameworks, interpreters, limits, processes, streams
+from . import checkout, compilers, directories, frameworks, homes, interpreters, limits, machines, processes, streams
 from .row import Row
 from .running import LIMIT, Outcome, Runner
 
-SUBJECTS = (processes, interpreters, streams, directories, limits, compilers, frameworks)
+SUBJECTS = (
+    checkout, processes, interpreters, streams, directories, homes, limits, machines, compilers, frameworks,
+)  # fmt: skip
 
 
 def rows(patterns: str | None = None) -> list[Row]:

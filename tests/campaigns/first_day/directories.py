@@ -18,7 +18,7 @@ from .needs import NOBODY, mounts, no_root, root, two_users
 from .row import PLAIN, Row
 from .verdict import Expected
 
-__all__ = ["ROWS"]
+__all__ = ["ROWS", "known", "reachable_for_others"]
 
 # Something of it may have to be done without, and then that is said.
 _SAID = Expected(pool=None, cache=None)
@@ -47,7 +47,7 @@ def _link(name: str, target: str) -> Callable[[Place], None]:
     return prepare
 
 
-def _known(name: str) -> Callable[[Place], None]:
+def known(name: str) -> Callable[[Place], None]:
     """A cache directory elsewhere than in the home, the tool chain known there, too."""
 
     def prepare(place: Place) -> None:
@@ -107,7 +107,7 @@ def _for_nobody(place: Place) -> None:
             os.chown(entry, NOBODY, NOBODY, follow_symlinks=False)
 
 
-def _reachable_for_nobody(command: str) -> str:
+def reachable_for_others(command: str) -> str:
     """A shell in which another user may pass through directories on the way to the interpreter that are closed to him.
 
     In a name space of its own such a directory is replaced by an empty one with nothing but that way in it.
@@ -131,7 +131,7 @@ ROWS = [
     Row(
         name="HOME unset, XDG_CACHE_HOME set",
         environment={"HOME": None, "XDG_CACHE_HOME": "{root}/x"},
-        prepare=_known("{root}/x/fxpool"),
+        prepare=known("{root}/x/fxpool"),
     ),
     Row(name="HOME empty, XDG_CACHE_HOME set", environment={"HOME": "", "XDG_CACHE_HOME": "{root}/x"}),
     Row(name="HOME missing", environment={"HOME": "{root}/nowhere/home"}, fresh=True),
@@ -143,8 +143,8 @@ ROWS = [
         fresh=True,
         expected=_POOL_ONLY,
     ),
-    Row(name="HOME with a space", environment={"HOME": "{root}/a home"}, prepare=_known("{root}/a home/.cache/fxpool")),
-    Row(name="HOME non-ASCII", environment={"HOME": "{root}/hömé"}, prepare=_known("{root}/hömé/.cache/fxpool")),
+    Row(name="HOME with a space", environment={"HOME": "{root}/a home"}, prepare=known("{root}/a home/.cache/fxpool")),
+    Row(name="HOME non-ASCII", environment={"HOME": "{root}/hömé"}, prepare=known("{root}/hömé/.cache/fxpool")),
     Row(name="HOME with a quote and a dollar", environment={"HOME": "{root}/o'h$x"}, fresh=True),
     Row(name="HOME a link", environment={"HOME": "{root}/link"}, prepare=_link("{root}/link", "{root}/behind")),
     # In /tmp the host's server would be shared with whoever is there: another path is another environment.
@@ -219,7 +219,7 @@ ROWS = [
     Row(
         name="cache directory with a space",
         environment={"FXPOOL_CACHE_DIR": "{root}/a cache"},
-        prepare=_known("{root}/a cache"),
+        prepare=known("{root}/a cache"),
     ),
     Row(
         name="cache directory open to others",
@@ -283,7 +283,7 @@ ROWS = [
     Row(
         name="another user",
         program=_SETUID,
-        shell=_reachable_for_nobody('exec "$@"'),
+        shell=reachable_for_others('exec "$@"'),
         environment={"WHO": "first"},
         prepare=_for_nobody,
         needs=(two_users, mounts),
@@ -293,7 +293,7 @@ ROWS = [
     Row(
         name="another user, then root",
         program=_SETUID,
-        shell=_reachable_for_nobody('exec "$@"'),
+        shell=reachable_for_others('exec "$@"'),
         environment={"WHO": "first"},
         again_environment={"WHO": ""},
         prepare=_for_nobody,

@@ -169,6 +169,77 @@ dist.destroy_process_group()
 )
 
 
+# Uvicorn's own way to several processes; each compiles when it is asked first.
+_ASGI = (
+    WITNESS
+    + """
+import torch
+
+model = torch.nn.Linear(6, 3)
+torch.nn.init.constant_(model.weight, 0.5)
+torch.nn.init.constant_(model.bias, 0.25)
+compiled = torch.compile(model, backend="fxpool")
+
+
+async def application(scope, receive, send):
+    if scope["type"] == "lifespan":
+        while True:
+            message = await receive()
+            await send({"type": message["type"] + ".complete"})
+            if message["type"] == "lifespan.shutdown":
+                return
+    with torch.no_grad():
+        x = torch.ones(2, 6)
+        witness.check(compiled(x), model(x))
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"connection", b"close")]})
+    await send({"type": "http.response.body", "body": b"ok"})
+"""
+)
+_UVICORN = _CLIENT.replace(
+    """"gunicorn", "--preload", "-w", "2", "-b", f"127.0.0.1:{port}",
+                           "--timeout", "110", "--log-level", "error", "application:application"])""",
+    """"uvicorn", "--workers", "2", "--port", str(port), "--log-level", "error",
+                           "application:application"])""",
+)
+
+_LIGHTNING = (
+    WITNESS
+    + """
+import lightning, torch
+
+
+class Module(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(6, 1)
+
+    def forward(self, x):
+        return self.linear(x).squeeze(-1).sin()
+
+    def training_step(self, batch, number):
+        x, y = batch
+        return ((self(x) - y) ** 2).mean()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def trained(compiling):
+    lightning.seed_everything(0, verbose=False)
+    module = Module()
+    data = [(torch.randn(4, 6), torch.randn(4)) for _ in range(3)]
+    trainer = lightning.Trainer(max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False,
+                                enable_progress_bar=False, enable_model_summary=False, barebones=False)
+    loader = torch.utils.data.DataLoader(data, batch_size=None)
+    trainer.fit(torch.compile(module, backend="fxpool") if compiling else module, loader)
+    return [parameter.detach().clone() for parameter in module.parameters()]
+
+
+witness.check(trained(True), trained(False))
+"""
+)
+
+
 def _trainer(prepare: str, arguments: str = "", head: str = "") -> str:
     return head + _TRAINER.replace("PREPARE", prepare).replace("ARGUMENTS", arguments)
 
@@ -209,6 +280,14 @@ ROWS = [
         environment={"TORCHINDUCTOR_FX_COMPILE_MODE": "subprocess"},
         packages=("accelerate",),
         expected=Expected(cache=False),
+    ),
+    Row(name="Lightning", program=_LIGHTNING, packages=("lightning",)),
+    Row(
+        name="uvicorn, two workers",
+        program=_UVICORN,
+        files={"application.py": _ASGI},
+        packages=("uvicorn",),
+        # The kernel chooses which worker answers.
     ),
     Row(
         name="Jupyter kernel",

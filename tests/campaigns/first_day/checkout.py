@@ -1,0 +1,76 @@
+"""The row of README's "Try it", word for word: fxpool installed from a checkout, and the program run in the checkout.
+
+The checkout's `fxpool` folder is then ahead of the installed one on the program's path.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from .environment import Place
+from .row import WITNESS, Row
+from .verdict import Run
+
+__all__ = ["ROWS", "quick", "said_by_quick"]
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+_PARTS = ("fxpool", "pool", "lowering", "codecache", "bench", "pyproject.toml", "README.md", "LICENSE")
+# Not what is known already, so that README's words alone count for the result.
+_CHECK = WITNESS + "x = torch.ones(8, 64)\nwitness.check(compiled(x), model(x))\n"
+
+
+def quick() -> str:
+    """README's `quick.py`."""
+    return _block("python")
+
+
+def said_by_quick() -> list[str]:
+    """What README says that its two runs print."""
+    return _block("").splitlines()
+
+
+def _block(language: str) -> str:
+    """README's block of a language about hits: the program, or its output."""
+    text = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    (block,) = (code for name, code in blocks if name == language and "from the cache;" in code)
+    return block
+
+
+def _installed(place: Place) -> None:
+    checkout = place.root / "checkout"
+    checkout.mkdir()
+    for name in _PARTS:
+        source, target = REPOSITORY / name, checkout / name
+        ignored = shutil.ignore_patterns("__pycache__")
+        if source.is_dir():
+            shutil.copytree(source, target, symlinks=True, ignore=ignored)
+        else:
+            shutil.copy(source, target)
+    # Without its dependencies and their download; into a directory, as another environment takes minutes.
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
+    subprocess.run([*pip, "--no-build-isolation", "--target", place.root / "installed", "."], cwd=checkout, check=True)
+    if not (place.root / "installed" / "fxpool" / "lowering" / "backend.py").is_file():
+        raise RuntimeError("the installation is not whole")
+
+
+def _as_in_readme(place: Place, run: Run) -> str:
+    said = (place.root / "said").read_text(encoding="utf-8").splitlines()
+    return "" if said == said_by_quick()[:1] else f"printed {said}, and README says {said_by_quick()[:1]}"
+
+
+ROWS = [
+    Row(
+        name="README's program in the checkout",
+        files={"{root}/checkout/quick.py": quick() + _CHECK},
+        arguments=("quick.py",),
+        shell='cd {root}/checkout && set -o pipefail && "$@" | tee {root}/said',
+        environment={"PYTHONPATH": "{root}/installed"},
+        prepare=_installed,
+        also=_as_in_readme,
+    ),
+]
