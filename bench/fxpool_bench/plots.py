@@ -20,7 +20,7 @@ FIRST_CALLS = "first-calls.png"
 # In inches: the width of the page, the height of a bar, and that of the parts above and below the bars.
 _WIDTH, _BAR, _FRAME = 9.0, 0.22, 1.4
 _COLOURS = {"eager": "#718096", "inductor": "#dd6b20", "fxpool": "#2b6cb0"}
-_DOUBTFUL = {"facecolor": "#e2e8f0", "edgecolor": "#a0aec0", "hatch": "///"}
+_DOUBTFUL: dict[str, Any] = {"facecolor": "#e2e8f0", "edgecolor": "#a0aec0", "hatch": "///"}
 _OTHERS = ("#2f855a", "#805ad5", "#b83280", "#975a16")
 
 
@@ -29,8 +29,8 @@ def available() -> bool:
     return importlib.util.find_spec("matplotlib") is not None
 
 
-def draw(lines: Sequence[Line], place: Path) -> list[Path]:
-    """Draw into the folder `place`; return the files. Images without data are removed.
+def draw(lines: Sequence[Line], folder: Path) -> list[Path]:
+    """Draw into `folder`; return the files. Images without data are removed.
 
     First calls that ran beside others are left out, and speed-ups of doubtful measurements are hatched in grey.
     """
@@ -43,12 +43,12 @@ def draw(lines: Sequence[Line], place: Path) -> list[Path]:
         ("speedups.png", speedups, _speedups),
         (FIRST_CALLS, firsts, functools.partial(_first_calls, left_out=beside)),
     ):
-        (place / name).unlink(missing_ok=True)  # of earlier results
+        (folder / name).unlink(missing_ok=True)  # of earlier results
         if chosen:
             figure = _figure(chosen)
             fill(figure, chosen)
-            figure.savefig(place / name, dpi=110)
-            made.append(place / name)
+            figure.savefig(folder / name, dpi=110)
+            made.append(folder / name)
     return made
 
 

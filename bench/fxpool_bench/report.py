@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -235,10 +235,9 @@ BESIDE, DOUBTFUL = "*", "~"
 _LISTED = 3
 
 
-def _numbers(found: Iterable[Line]) -> dict[str, int]:
-    found = list(found)
-    beside = dict.fromkeys(text for line in found for text in line.beside)
-    texts = dict.fromkeys(text for line in found for text in line.doubts)
+def _numbers(rows: Sequence[Line]) -> dict[str, int]:
+    beside = dict.fromkeys(text for line in rows for text in line.beside)
+    texts = dict.fromkeys(text for line in rows for text in line.doubts)
     texts |= beside if len(beside) <= _LISTED else {}  # side by side, each row has another
     return {text: number for number, text in enumerate(texts, 1)}
 
@@ -254,8 +253,8 @@ def footnotes(records: Mapping[Run, Record]) -> list[tuple[str, str]]:
     return said + [(str(number), text) for text, number in _numbers(found).items()]
 
 
-def _interval(found: Ratio) -> str:
-    return f"{found.value:.2f} ({found.low:.2f}-{found.high:.2f})"
+def _interval(speedup: Ratio) -> str:
+    return f"{speedup.value:.2f} ({speedup.low:.2f}-{speedup.high:.2f})"
 
 
 def _marked(value: float | None, mark: str) -> str:

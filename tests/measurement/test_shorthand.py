@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -71,7 +71,12 @@ def test_the_profiler_says_no_more_than_the_clock() -> None:
     assert 10 <= count <= 100
     clocked: list[float] = []
     seconds = timer.clock.seconds
-    timer.clock.seconds = lambda *both: (clocked.append(seconds(*both)), clocked[-1])[1]  # type: ignore[method-assign]
+
+    def noted(call: Callable[[], object], count: int) -> float:
+        clocked.append(seconds(call, count))
+        return clocked[-1]
+
+    timer.clock.seconds = noted  # type: ignore[method-assign]
     timer.sessions = timer.capped = 0
     taken = [timer.seconds(call, count) for _ in range(5)]
     assert timer.sessions == 5 and all(one <= clock for one, clock in zip(taken, clocked[1::2], strict=True))
