@@ -247,7 +247,9 @@ def footnotes(records: Mapping[Run, Record]) -> list[tuple[str, str]]:
     found = lines(records)
     said = []
     if any(line.beside for line in found):
-        said.append((BESIDE, "not comparable: others ran beside it (report.html names them). Alone: --jobs 1 --fresh"))
+        said.append(
+            (BESIDE, "not comparable: others ran beside it, see report.html. Alone: --jobs 1 --fresh, idle machine")
+        )
     if any(line.speedup is not None and line.doubtful for line in found):
         said.append((DOUBTFUL, "doubtful: see the notes of this row and of eager's"))
     return said + [(str(number), text) for text, number in _numbers(found).items()]

@@ -120,7 +120,7 @@ def bench(
     ended = [found[run] for run in missing if run in found and found[run] is not results.there.get(run)]
     took = f"{len(ended)} runs in {time.monotonic() - began:.0f} s"
     if parts := report.parts(ended):
-        took += f"; all processes together: {', '.join(f'{name} {spent:.0f} s' for name, spent in parts.items())}"
+        took += f"; all processes together: {', '.join(f'{name} {spent:.0f} s' for name, spent in parts.items() if spent >= 0.5)}"
     done = {run: found[run] for run in wanted if run in found}
     shown.print()
     shown.print(report.table(done, shown.width))
@@ -148,7 +148,7 @@ def bench(
         written += drawn
         if not any(path.name == plots.FIRST_CALLS for path in drawn) and any(line.beside for line in lines):
             shown.print(
-                "no picture of first calls: none was alone (--jobs 1 --fresh times them alone)", highlight=False
+                "no picture of first calls: none was alone (use --jobs 1 --fresh on an idle machine)", highlight=False
             )
     elif lines:
         shown.print(
