@@ -119,8 +119,9 @@ def bench(
             stopped = True
     ended = [found[run] for run in missing if run in found and found[run] is not results.there.get(run)]
     took = f"{len(ended)} runs in {time.monotonic() - began:.0f} s"
-    if parts := report.parts(ended):
-        took += f"; all processes together: {', '.join(f'{name} {spent:.0f} s' for name, spent in parts.items() if spent >= 0.5)}"
+    parts = [f"{name} {spent:.0f} s" for name, spent in report.parts(ended).items() if spent >= 0.5]
+    if parts:
+        took += f"; all processes together: {', '.join(parts)}"
     done = {run: found[run] for run in wanted if run in found}
     shown.print()
     shown.print(report.table(done, shown.width))
