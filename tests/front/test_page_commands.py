@@ -169,7 +169,6 @@ def shell(tmp_path: Path) -> dict[str, str]:
     for name, program in programs.items():
         (tmp_path / "bin" / name).write_text(f"#!{sys.executable}\nimport sys\n{program}\n")
         (tmp_path / "bin" / name).chmod(0o755)
-    (tmp_path / "bin" / "python").symlink_to(sys.executable)
     path = os.pathsep.join([str(tmp_path / "bin"), str(Path(sys.executable).parent), os.environ["PATH"]])
     return {**os.environ, "PATH": path, "HOME": str(tmp_path), "BROWSER": "true"}
 

@@ -47,7 +47,7 @@ def step(x):
 x = torch.randn(4, int(sys.argv[1]))
 torch.compile(Encoder(), backend="fxpool")(x[:, :8].contiguous())
 torch.compile(Pooler(), backend="fxpool", dynamic=True)(x)
-step(x)
+step(x[:, :8].contiguous())
 print(fxpool.explain())
 """
 
