@@ -1,12 +1,12 @@
 """OpenTelemetry spans of compiles: one for each graph, and one below it for each phase. Needs the extra `otel`.
 
-    fxpool graph              from Dynamo's call to code that is ready; its attributes say how the graph got its code
-    ├── fxpool capture
-    ├── fxpool lookup
-    ├── fxpool compile        this process waits for the worker
-    ├── fxpool queued         the job waits for a worker
-    ├── fxpool worker         and its phases: fxpool lowering, fxpool kernels, ...
-    └── fxpool load
+    fxpool/graph              from Dynamo's call to code that is ready; its attributes say how the graph got its code
+    ├── fxpool/capture
+    ├── fxpool/lookup
+    ├── fxpool/compile        this process waits for the worker
+    ├── fxpool/queued         the job waits for a worker
+    ├── fxpool/worker         and its phases: fxpool/lowering, fxpool/kernels, ...
+    └── fxpool/load
 
 A graph's spans are made when its last state is known, with the times at which everything happened. Its parent is the
 span that was current in the program when the graph came; stages and a backward that are compiled later, in threads
@@ -140,7 +140,7 @@ class CompileSpans:
             return since_epoch + int(at * 1e9)
 
         last = graph.states[-1]
-        span = self._tracer.start_span("fxpool graph", context, start_time=clock(graph.begin))
+        span = self._tracer.start_span("fxpool/graph", context, start_time=clock(graph.begin))
         if not span.is_recording():
             return
         for name, value in (("graph", last.graph), ("state", last.state), ("stage", last.stage), *last.facts.items()):
@@ -170,5 +170,5 @@ def _wholes(label: str) -> list[str]:
 
 def _name(event: Span, label: str) -> str:
     if event.overlapping:
-        return "fxpool queued"
-    return "fxpool worker" if event.name == label else f"fxpool {event.name}"
+        return "fxpool/queued"
+    return "fxpool/worker" if event.name == label else f"fxpool/{event.name}"

@@ -66,7 +66,7 @@ class Recorded:
         return list(self._exporter.get_finished_spans())
 
     def graphs(self) -> list[Any]:
-        return [span for span in self.spans if span.name == "fxpool graph"]
+        return [span for span in self.spans if span.name == "fxpool/graph"]
 
 
 @pytest.fixture
@@ -94,9 +94,9 @@ def test_a_graph_has_a_span_with_its_phases_below_it(recorded: Recorded) -> None
     assert abs(graph.end_time / 1e9 - time.time()) < 60
     below = [span for span in recorded.spans if span.parent and span.parent.span_id == graph.context.span_id]
     assert {span.name: round(seconds(span), 3) for span in below} == {
-        "fxpool capture": 1, "fxpool queued": 1, "fxpool worker": 3, "fxpool lowering": 2, "fxpool compile": 5,
+        "fxpool/capture": 1, "fxpool/queued": 1, "fxpool/worker": 3, "fxpool/lowering": 2, "fxpool/compile": 5,
     }  # fmt: skip
-    (lowering,) = [span for span in below if span.name == "fxpool lowering"]
+    (lowering,) = [span for span in below if span.name == "fxpool/lowering"]
     assert (lowering.attributes["process.pid"], lowering.attributes["fxpool.graph"]) == (71, GRAPH)
     told = [(event.name, event.attributes["fxpool.detail"]) for event in graph.events]
     assert told == [("queued", ""), ("compiling", "in worker 71"), ("ready", "compiled")]
@@ -153,7 +153,7 @@ def test_a_graph_that_no_trace_records_has_no_further_spans() -> None:
     recorded = Recorded(sampler=Off(sampling.Decision.DROP))
     with CompileSpans(recorded.provider):
         compiled()
-    assert asked == ["fxpool graph"] and recorded.spans == []
+    assert asked == ["fxpool/graph"] and recorded.spans == []
 
 
 def test_graphs_are_forgotten(recorded: Recorded) -> None:
