@@ -168,7 +168,7 @@ _Switch: TypeAlias = bool | str | None
 
 _lock = forks.lock(__name__, "_lock", lambda: _forget())
 _calls: dict[str, Any] = {}
-# What the settings were read from, the settings, and why the cache is not in the home.
+# The sources of the settings, the settings, and why the cache is not in the home.
 _cached: tuple[tuple[object, ...], Settings, str] | None = None
 
 

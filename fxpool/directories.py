@@ -29,10 +29,10 @@ _ACL = "system.posix_acl_access"
 
 @dataclass(frozen=True)
 class Danger:
-    """A directory or link under other users' control: `path`, `what` is wrong, and how to `mend` it."""
+    """A directory or link under other users' control: `path`, its `fault`, and how to `mend` it."""
 
     path: str
-    what: str
+    fault: str
     mend: str
 
 
@@ -124,7 +124,7 @@ def default_cache(wanted: str | None, trusted: Collection[int]) -> DefaultCache:
         return DefaultCache(_temporary_cache(), f"HOME is {named!r}, which is no absolute path" if named else without)
     danger = danger_above(wanted, trusted)
     if danger is not None:
-        why = f"{danger.path} {danger.what}, so other users could replace {wanted}"
+        why = f"{danger.path} {danger.fault}, so other users could replace {wanted}"
         return DefaultCache(_temporary_cache(), why)
     why = _unusable(wanted)
     if not why:

@@ -250,7 +250,7 @@ def check_directory(
     danger = directories.danger_above(path, trusted)
     if danger is not None:
         raise UnsafeDirectoryError(
-            f"{danger.path}, in the path of the {what} {path}, {danger.what}: other users could replace the directory",
+            f"{danger.path}, in the path of the {what} {path}, {danger.fault}: other users could replace the directory",
             remedy=f"{danger.mend}, or set {setting} to another directory",
         )
     real = os.path.realpath(path)
@@ -270,7 +270,7 @@ def check_directory(
         _check_owner(part, status, owners, f"{part}, in the {what},", setting)
         if os.path.islink(part) and (danger := directories.danger_above(part, trusted)) is not None:
             raise UnsafeDirectoryError(
-                f"{danger.path}, in the path of {part}, {danger.what}: other users could replace the directory",
+                f"{danger.path}, in the path of {part}, {danger.fault}: other users could replace the directory",
                 remedy=f"{danger.mend}, or set {setting} to another directory",
             )
 

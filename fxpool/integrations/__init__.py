@@ -1,6 +1,6 @@
 """Reports to other libraries what fxpool compiled. None of them is imported before its module is used.
 
-training        what happened since a training began, as numbers to log
+training        numbers to log about the time since a training began
 transformers    a callback for the Trainer of transformers
 lightning       a callback for the Trainer of Lightning
 opentelemetry   a span for each graph

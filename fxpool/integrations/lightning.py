@@ -27,7 +27,7 @@ __all__ = ["FxpoolCallback"]
 class FxpoolCallback(Callback):
     """Logs hits, misses, compile seconds and seconds saved at the logging steps of a training, and at its end.
 
-    Only the process with rank 0 logs, and about itself: other ranks have counts of their own.
+    Only the process with rank 0 logs, and only its own counts: those of other ranks differ.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""What fxpool did since a training began, as numbers under the names that the callbacks of trainers log."""
+"""Count hits, misses and seconds since a training began, under the names that the callbacks of trainers log."""
 
 from __future__ import annotations
 

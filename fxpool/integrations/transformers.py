@@ -31,7 +31,7 @@ __all__ = ["FxpoolCallback"]
 class FxpoolCallback(TrainerCallback):
     """Logs hits, misses, compile seconds and seconds saved whenever the Trainer logs during a training.
 
-    Only the process with rank 0 logs, and about itself: other ranks have counts of their own.
+    Only the process with rank 0 logs, and only its own counts: those of other ranks differ.
     """
 
     def __init__(self, trainer: Trainer) -> None:

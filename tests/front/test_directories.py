@@ -110,7 +110,7 @@ def test_a_link_of_another_user_is_a_danger(above: Path) -> None:
     link.symlink_to(above / "inner")
     os.lchown(link, OTHER, OTHER)
     danger = danger_above(str(link / "cache"))
-    assert danger is not None and danger.path == str(link) and "symbolic link" in danger.what
+    assert danger is not None and danger.path == str(link) and "symbolic link" in danger.fault
 
 
 def test_a_sticky_directory_is_safe(above: Path) -> None:

@@ -97,7 +97,7 @@ def test_no_link_dies_on_the_page_of_a_package_index(metadata: Message) -> None:
     assert metadata["Description-Content-Type"] == "text/markdown"
     readme = (ROOT / "README.md").read_text()
     before = re.findall(r"\]\(([^)]+)\)", readme)
-    after = re.findall(r"\]\(([^)]+)\)", metadata.get_payload())
+    after = re.findall(r"\]\(([^)]+)\)", str(metadata.get_payload()))
     prefix = f"{metadata.get_all('Project-URL')[1].split(', ')[1]}/blob/v{metadata['Version']}/"  # type: ignore[index]
     assert [link.removeprefix(prefix) for link in after] == before
     for link in before:
@@ -146,5 +146,5 @@ def _script(shell: str) -> str:
 
 @pytest.mark.skipif(shutil.which("groff") is None, reason="groff is not installed")
 def test_the_man_page_is_well_formed() -> None:
-    command = ["groff", "-man", "-Tutf8", "-ww", "-z", ROOT / "share/man/man1/fxpool.1"]
+    command = ["groff", "-man", "-Tutf8", "-ww", "-z", str(ROOT / "share/man/man1/fxpool.1")]
     assert subprocess.run(command, check=True, capture_output=True, text=True).stderr == ""

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-# What a platform lacks: modules, and names of `os`.
+# Modules, and names of `os`, that a platform lacks.
 WINDOWS = (
     ("fcntl", "grp", "pwd", "resource", "termios", "tty", "pty", "syslog", "readline"),
     ("fork", "getuid", "geteuid", "register_at_fork", "sched_getaffinity", "uname", "getxattr", "O_NOFOLLOW",

@@ -1,4 +1,4 @@
-"""What trainers' callbacks log and which spans are made of real compiles, with the real libraries, as the docs say."""
+"""Callbacks of trainers and spans, of real compiles with the real libraries, as the docs say."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def example(page: str, imported: str) -> str:
 
 
 def run(tmp_path: Path, program: str, *before: str, arguments: tuple[str, ...] = ()) -> str:
-    """What a program prints. It is a file: processes of a distributed training start it again."""
+    """Return the output of a program, which is a file: processes of a distributed training start it again."""
     (tmp_path / "program.py").write_text(program)
     return run_python([*before, str(tmp_path / "program.py"), *arguments], 600)
 

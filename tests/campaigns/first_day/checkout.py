@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 from .environment import Place
@@ -19,17 +17,21 @@ __all__ = ["ROWS", "quick", "said_by_quick"]
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 _PARTS = ("fxpool", "pool", "lowering", "codecache", "bench", "pyproject.toml", "README.md", "LICENSE")
-# Not what is known already, so that README's words alone count for the result.
+# Without its dependencies and their download; into a directory, as another environment takes minutes.
+_INSTALL = (
+    "{ [ -d {root}/installed ] || {python} -m pip install --quiet --disable-pip-version-check --no-deps "
+    "--target {root}/installed . >&2; }"
+)
 _CHECK = WITNESS + "x = torch.ones(8, 64)\nwitness.check(compiled(x), model(x))\n"
 
 
 def quick() -> str:
-    """README's `quick.py`."""
+    """Return README's `quick.py`."""
     return _block("python")
 
 
 def said_by_quick() -> list[str]:
-    """What README says that its two runs print."""
+    """Return the lines that its two runs print, as README has them."""
     return _block("").splitlines()
 
 
@@ -41,8 +43,8 @@ def _block(language: str) -> str:
     return block
 
 
-def _installed(place: Place) -> None:
-    checkout = place.root / "checkout"
+def _copied(site: Place) -> None:
+    checkout = site.root / "checkout"
     checkout.mkdir()
     for name in _PARTS:
         source, target = REPOSITORY / name, checkout / name
@@ -51,15 +53,10 @@ def _installed(place: Place) -> None:
             shutil.copytree(source, target, symlinks=True, ignore=ignored)
         else:
             shutil.copy(source, target)
-    # Without its dependencies and their download; into a directory, as another environment takes minutes.
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
-    subprocess.run([*pip, "--no-build-isolation", "--target", place.root / "installed", "."], cwd=checkout, check=True)
-    if not (place.root / "installed" / "fxpool" / "lowering" / "backend.py").is_file():
-        raise RuntimeError("the installation is not whole")
 
 
-def _as_in_readme(place: Place, run: Run) -> str:
-    said = (place.root / "said").read_text(encoding="utf-8").splitlines()
+def _as_in_readme(site: Place, run: Run) -> str:
+    said = (site.root / "said").read_text(encoding="utf-8").splitlines()
     return "" if said == said_by_quick()[:1] else f"printed {said}, and README says {said_by_quick()[:1]}"
 
 
@@ -68,9 +65,9 @@ ROWS = [
         name="README's program in the checkout",
         files={"{root}/checkout/quick.py": quick() + _CHECK},
         arguments=("quick.py",),
-        shell='cd {root}/checkout && set -o pipefail && "$@" | tee {root}/said',
+        shell=f'cd {{root}}/checkout && {_INSTALL} && set -o pipefail && "$@" | tee {{root}}/said',
         environment={"PYTHONPATH": "{root}/installed"},
-        prepare=_installed,
+        prepare=_copied,
         also=_as_in_readme,
     ),
 ]

@@ -18,7 +18,7 @@ from .needs import NOBODY, mounts, no_root, root, two_users
 from .row import PLAIN, Row
 from .verdict import Expected
 
-__all__ = ["ROWS", "known", "reachable_for_others"]
+__all__ = ["ROWS", "reachable_for_others", "toolchain_in"]
 
 # Something of it may have to be done without, and then that is said.
 _SAID = Expected(pool=None, cache=None)
@@ -47,7 +47,7 @@ def _link(name: str, target: str) -> Callable[[Place], None]:
     return prepare
 
 
-def known(name: str) -> Callable[[Place], None]:
+def toolchain_in(name: str) -> Callable[[Place], None]:
     """A cache directory elsewhere than in the home, the tool chain known there, too."""
 
     def prepare(place: Place) -> None:
@@ -131,7 +131,7 @@ ROWS = [
     Row(
         name="HOME unset, XDG_CACHE_HOME set",
         environment={"HOME": None, "XDG_CACHE_HOME": "{root}/x"},
-        prepare=known("{root}/x/fxpool"),
+        prepare=toolchain_in("{root}/x/fxpool"),
     ),
     Row(name="HOME empty, XDG_CACHE_HOME set", environment={"HOME": "", "XDG_CACHE_HOME": "{root}/x"}),
     Row(name="HOME missing", environment={"HOME": "{root}/nowhere/home"}, fresh=True),
@@ -143,8 +143,12 @@ ROWS = [
         fresh=True,
         expected=_POOL_ONLY,
     ),
-    Row(name="HOME with a space", environment={"HOME": "{root}/a home"}, prepare=known("{root}/a home/.cache/fxpool")),
-    Row(name="HOME non-ASCII", environment={"HOME": "{root}/hömé"}, prepare=known("{root}/hömé/.cache/fxpool")),
+    Row(
+        name="HOME with a space",
+        environment={"HOME": "{root}/a home"},
+        prepare=toolchain_in("{root}/a home/.cache/fxpool"),
+    ),
+    Row(name="HOME non-ASCII", environment={"HOME": "{root}/hömé"}, prepare=toolchain_in("{root}/hömé/.cache/fxpool")),
     Row(name="HOME with a quote and a dollar", environment={"HOME": "{root}/o'h$x"}, fresh=True),
     Row(name="HOME a link", environment={"HOME": "{root}/link"}, prepare=_link("{root}/link", "{root}/behind")),
     # In /tmp the host's server would be shared with whoever is there: another path is another environment.
@@ -219,7 +223,7 @@ ROWS = [
     Row(
         name="cache directory with a space",
         environment={"FXPOOL_CACHE_DIR": "{root}/a cache"},
-        prepare=known("{root}/a cache"),
+        prepare=toolchain_in("{root}/a cache"),
     ),
     Row(
         name="cache directory open to others",

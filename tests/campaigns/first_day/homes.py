@@ -8,7 +8,7 @@ import stat
 from collections.abc import Callable
 from pathlib import Path
 
-from .directories import known, reachable_for_others
+from .directories import reachable_for_others, toolchain_in
 from .environment import Place
 from .needs import NOBODY, command, mounts, two_users
 from .row import Row
@@ -31,51 +31,51 @@ def _as(uid: int, group: int | None = None) -> str:
 def _given(uid: int, *more: Callable[[Place], object]) -> Callable[[Place], None]:
     """The row's directories belong to a user, the home included; then `more`."""
 
-    def prepare(place: Place) -> None:
-        _known_to(uid, place)
-        for path in (place.home, place.tmp, place.work):
+    def prepare(site: Place) -> None:
+        _known_to(uid, site)
+        for path in (site.home, site.tmp, site.work):
             for entry in [path, *path.rglob("*")]:
                 os.chown(entry, uid, uid, follow_symlinks=False)
         for step in more:
-            step(place)
+            step(site)
 
     return prepare
 
 
-def _known_to(uid: int, place: Place) -> None:
-    """Copy what is known of the tool chain, which is root's; the record of the header names root's files as well."""
-    if place.toolchain is None:
+def _known_to(uid: int, site: Place) -> None:
+    """Copy the facts about the tool chain, which are root's; the record of the header names root's files as well."""
+    if site.toolchain is None:
         return
-    shutil.copytree(place.toolchain, place.tmp / f"fxpool-cache-{uid}" / "toolchain")
-    (place.tmp / f"fxpool-cache-{uid}").chmod(0o700)
-    for directory in (place.toolchain / "headers", place.toolchain, *place.toolchain.parents[:2]):
+    shutil.copytree(site.toolchain, site.tmp / f"fxpool-cache-{uid}" / "toolchain")
+    (site.tmp / f"fxpool-cache-{uid}").chmod(0o700)
+    for directory in (site.toolchain / "headers", site.toolchain, *site.toolchain.parents[:2]):
         directory.chmod(0o711)
 
 
 def _home(mode: int, owner: int, group: int) -> Callable[[Place], None]:
-    def prepare(place: Place) -> None:
-        os.chown(place.home, owner, group)
-        place.home.chmod(mode)
+    def prepare(site: Place) -> None:
+        os.chown(site.home, owner, group)
+        site.home.chmod(mode)
 
     return prepare
 
 
-def _without_cache(place: Place) -> None:
-    """Nothing is in the home; what is known of the tool chain is in the temporary directory."""
-    shutil.rmtree(place.home / ".cache", ignore_errors=True)
-    known(f"{{tmp}}/fxpool-cache-{os.getuid()}")(place)
+def _without_cache(site: Place) -> None:
+    """Nothing is in the home; the facts about the tool chain are in the temporary directory."""
+    shutil.rmtree(site.home / ".cache", ignore_errors=True)
+    toolchain_in(f"{{tmp}}/fxpool-cache-{os.getuid()}")(site)
 
 
-def _taken(place: Place) -> None:
-    path = Path(place.text(_STAND_IN))
+def _taken(site: Place) -> None:
+    path = Path(site.text(_STAND_IN))
     os.chown(path, NOBODY, NOBODY)
 
 
 def _stands_in(uid: int = _UID) -> Callable[[Place, Run], str]:
     """The cache is in the temporary directory, closed to others, and nothing is called ``~``."""
 
-    def check(place: Place, run: Run) -> str:
-        path = place.tmp / f"fxpool-cache-{uid}"
+    def check(site: Place, run: Run) -> str:
+        path = site.tmp / f"fxpool-cache-{uid}"
         if not (path / "entries").is_dir():
             return f"no cache in {path}"
         status = path.stat()
@@ -83,7 +83,7 @@ def _stands_in(uid: int = _UID) -> Callable[[Place, Run], str]:
             return f"{path} has owner {status.st_uid} and mode {status.st_mode:o}"
         if str(path) not in run.errors:
             return f"the warning does not name {path}"
-        return f"made {place.work}/~" if (place.work / "~").exists() else ""
+        return f"made {site.work}/~" if (site.work / "~").exists() else ""
 
     return check
 

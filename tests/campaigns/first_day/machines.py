@@ -63,13 +63,13 @@ time_t time(time_t* result) {
 _WRONG = {"LD_PRELOAD": "{root}/clock.so"}
 
 
-def _clock(place: Place) -> None:
-    source = place.root / "clock.c"
+def _clock(site: Place) -> None:
+    source = site.root / "clock.c"
     source.write_text(_CLOCK)
     # Compiled as C: in C++ the declarations of glibc promise to throw nothing.
-    subprocess.run(["gcc", "-shared", "-fPIC", "-O1", source, "-o", place.root / "clock.so", "-ldl"], check=True)
+    subprocess.run(["gcc", "-shared", "-fPIC", "-O1", source, "-o", site.root / "clock.so", "-ldl"], check=True)
     seen = subprocess.run(
-        ["date", "+%Y"], env={"LD_PRELOAD": str(place.root / "clock.so"), "PATH": "/usr/bin:/bin"},
+        ["date", "+%Y"], env={"LD_PRELOAD": str(site.root / "clock.so"), "PATH": "/usr/bin:/bin"},
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     now = subprocess.run(["date", "+%Y"], capture_output=True, text=True, check=True)

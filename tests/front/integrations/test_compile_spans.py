@@ -145,7 +145,7 @@ def test_a_graph_that_no_trace_records_has_no_further_spans() -> None:
     sampling = pytest.importorskip("opentelemetry.sdk.trace.sampling")
     asked = []
 
-    class Off(sampling.StaticSampler):  # type: ignore[misc]
+    class Off(sampling.StaticSampler):  # type: ignore[misc, name-defined, unused-ignore]
         def should_sample(self, context: Any, trace_id: int, name: str, *rest: Any, **named: Any) -> Any:
             asked.append(name)
             return super().should_sample(context, trace_id, name, *rest, **named)

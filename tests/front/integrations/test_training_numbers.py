@@ -1,4 +1,4 @@
-"""What the callbacks of trainers log, without a trainer. The trainers themselves: test_reports_of_compiles."""
+"""The numbers that callbacks of trainers log, without a trainer. For the trainers, see test_reports_of_compiles."""
 
 from __future__ import annotations
 

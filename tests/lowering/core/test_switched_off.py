@@ -52,7 +52,7 @@ def run(before: str = "", **environment: str) -> tuple[str, dict[str, Any]]:
 
 @pytest.fixture
 def mounted(tmp_path: Path) -> Iterator[Any]:
-    """Mounts a small file system of its own for a test."""
+    """Mounts small file systems for a test."""
     made: list[Path] = []
 
     def mount(options: str) -> Path:
@@ -138,28 +138,28 @@ def test_without_a_home_the_cache_is_in_the_temporary_directory(stand_in: Path) 
     runtime = Runtime()
     with pytest.warns(RuntimeWarning) as caught:
         stores = [runtime.store(), runtime.store()]
-    assert stores[0] is stores[1] is not None and stores[0].root == str(stand_in)
+    assert stores[0] is not None and stores[0] is stores[1] and stores[0].root == str(stand_in)
     (said,) = (str(one.message) for one in caught)
     assert str(stand_in) in said and "HOME is '~'" in said and "set FXPOOL_CACHE_DIR" in said
     assert counters.snapshot()["switched_off"] == {"cache_is_temporary": 1}
     stores[0].put_blob(b"compiled")
     assert stat.S_IMODE(stand_in.stat().st_mode) == 0o700
     (reason,) = process.explain().reasons
-    assert f"for example compiled graphs are stored in {stand_in}" in str(reason)
+    assert f"compiled graphs are stored in {stand_in}" in str(reason)
 
 
-@pytest.mark.parametrize("how", ["another user's", "open to others", "a link to ours", "a file"])
-def test_a_name_that_was_taken_in_the_temporary_directory_is_not_used(how: str, stand_in: Path) -> None:
+@pytest.mark.parametrize("kind", ["another user's", "open to others", "a link to ours", "a file"])
+def test_a_name_that_was_taken_in_the_temporary_directory_is_not_used(kind: str, stand_in: Path) -> None:
     ours = stand_in.with_name("ours")
     ours.mkdir(mode=0o700)
-    if how == "a link to ours":
+    if kind == "a link to ours":
         stand_in.symlink_to(ours)
-    elif how == "a file":
+    elif kind == "a file":
         stand_in.touch()
     else:
         stand_in.mkdir(mode=0o700)
-        stand_in.chmod(0o777 if how == "open to others" else 0o755)
-    if how in ("another user's", "a link to ours"):
+        stand_in.chmod(0o777 if kind == "open to others" else 0o755)
+    if kind in ("another user's", "a link to ours"):
         if os.geteuid() != 0:
             pytest.skip("only root can give a directory away")
         os.chown(stand_in, 12345, 12345, follow_symlinks=False)
@@ -167,9 +167,9 @@ def test_a_name_that_was_taken_in_the_temporary_directory_is_not_used(how: str, 
         assert Runtime().store() is None
     (said,) = (str(one.message) for one in caught)
     assert f"{stand_in}" in said and "HOME is '~'" in said
-    assert ("chmod go-w" if how == "open to others" else "set FXPOOL_CACHE_DIR") in said
+    assert ("chmod go-w" if kind == "open to others" else "set FXPOOL_CACHE_DIR") in said
     reason = {"open to others": "writable by all users (mode 0777)", "a file": "is not a directory"}
-    assert reason.get(how, "uid 12345") in said
+    assert reason.get(kind, "uid 12345") in said
     assert counters.snapshot()["switched_off"] == {"cache_directory_refused": 1}
     assert list(ours.iterdir()) == []
 
@@ -186,7 +186,7 @@ def test_a_key_file_that_others_can_read(tmp_path: Path) -> None:
     assert stats["compiles"] == {"worker": 0, "in_process": 2}
 
 
-KEPT = """
+LATER = """
 import json, torch, fxpool
 compiled = torch.compile(lambda x: x.sin() * 3, backend="fxpool")
 torch.testing.assert_close(compiled(torch.ones(3)), torch.ones(3).sin() * 3)
@@ -199,7 +199,7 @@ print(json.dumps({name: stats[name] for name in ("hits", "compiles", "fallbacks"
 def test_what_a_process_without_workers_compiles_is_kept_for_the_next(tmp_path: Path) -> None:
     (tmp_path / "runtime").touch()
     for hits in (0, 1):
-        output = run_python(["-W", "ignore", "-c", KEPT], FXPOOL_RUNTIME_DIR=str(tmp_path / "runtime"))
+        output = run_python(["-W", "ignore", "-c", LATER], FXPOOL_RUNTIME_DIR=str(tmp_path / "runtime"))
         assert json.loads(output.splitlines()[-1]) == {
             "hits": hits,
             "compiles": {"worker": 0, "in_process": 1 - hits},

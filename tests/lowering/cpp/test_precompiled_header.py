@@ -173,7 +173,8 @@ def test_what_killed_processes_left_is_removed_and_what_is_being_made_is_not(too
 
 def test_doctor_names_the_process_that_compiles_it(toolchain_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config.configure(cache_dir=toolchain_dir.parent)
-    seen, run = [], failures.run
+    seen: list[Any] = []
+    run = failures.run
 
     def look_and_run(*arguments: Any, **more: Any) -> Any:
         seen.extend(doctor.header())
