@@ -36,7 +36,7 @@ def said_by_quick() -> list[str]:
 
 
 def _block(language: str) -> str:
-    """README's block of a language about hits: the program, or its output."""
+    """Return README's block of a language about hits: the program, or its output."""
     text = (REPOSITORY / "README.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
     (block,) = (code for name, code in blocks if name == language and "from the cache;" in code)
@@ -56,7 +56,8 @@ def _copied(site: Place) -> None:
 
 
 def _as_in_readme(site: Place, run: Run) -> str:
-    said = (site.root / "said").read_text(encoding="utf-8").splitlines()
+    output = site.root / "said"
+    said = output.read_text(encoding="utf-8").splitlines() if output.exists() else []
     return "" if said == said_by_quick()[:1] else f"printed {said}, and README says {said_by_quick()[:1]}"
 
 

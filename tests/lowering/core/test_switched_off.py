@@ -137,12 +137,12 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_without_a_home_the_cache_is_in_the_temporary_directory(stand_in: Path) -> None:
     runtime = Runtime()
     with pytest.warns(RuntimeWarning) as caught:
-        stores = [runtime.store(), runtime.store()]
-    assert stores[0] is not None and stores[0] is stores[1] and stores[0].root == str(stand_in)
+        store, again = runtime.store(), runtime.store()
+    assert store is not None and store is again and store.root == str(stand_in)
     (said,) = (str(one.message) for one in caught)
     assert str(stand_in) in said and "HOME is '~'" in said and "set FXPOOL_CACHE_DIR" in said
     assert counters.snapshot()["switched_off"] == {"cache_is_temporary": 1}
-    stores[0].put_blob(b"compiled")
+    store.put_blob(b"compiled")
     assert stat.S_IMODE(stand_in.stat().st_mode) == 0o700
     (reason,) = process.explain().reasons
     assert f"compiled graphs are stored in {stand_in}" in str(reason)

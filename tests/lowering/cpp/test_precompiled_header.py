@@ -20,7 +20,7 @@ from processes import run_python
 from fxpool import config, failures
 from fxpool.codecache.key import headers, toolchain
 from fxpool.doctor import host as doctor
-from fxpool.doctor.findings import OK
+from fxpool.doctor.findings import OK, Finding
 from fxpool.lowering.cpp import precompiled_header
 from fxpool.torch_compat.cpp import commands, instruction_sets
 
@@ -173,7 +173,7 @@ def test_what_killed_processes_left_is_removed_and_what_is_being_made_is_not(too
 
 def test_doctor_names_the_process_that_compiles_it(toolchain_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config.configure(cache_dir=toolchain_dir.parent)
-    seen: list[Any] = []
+    seen: list[Finding] = []
     run = failures.run
 
     def look_and_run(*arguments: Any, **more: Any) -> Any:
