@@ -60,8 +60,6 @@ class CompileSpans:
         errors.MissingExtraError: opentelemetry-api is not installed.
     """
 
-    what = "OpenTelemetry spans"
-
     def __init__(self, tracer_provider: trace.TracerProvider | None = None) -> None:
         try:
             from opentelemetry import trace

@@ -173,6 +173,15 @@ def _socket() -> socket.socket:
     return _sockets[-1]
 
 
+def _spans(_: Path) -> Any:
+    pytest.importorskip("opentelemetry.trace")
+    from fxpool.integrations.opentelemetry import CompileSpans
+
+    spans = CompileSpans()
+    spans.close()  # no other test's events are for it
+    return spans
+
+
 def _terminal(_: Path) -> Any:
     from fxpool.watch.display import Terminal
 
@@ -491,6 +500,9 @@ CASES: dict[str, Callable[[Path], Case]] = {
     ),
     "fxpool/watch/trace.py:TraceFile._lock": _of_object(
         lambda directory: trace.TraceFile(directory / "trace"), "_lock", lambda one: one.on_state(STATE)
+    ),
+    "fxpool/integrations/opentelemetry.py:CompileSpans._lock": _of_object(
+        _spans, "_lock", lambda one: one.on_state(STATE)
     ),
     "fxpool/codecache/store/blobs.py:_verified_lock": _verify_blob,
     "fxpool/codecache/remote/level.py:RemoteLevel._lock": _of_object(_remote_level, "_lock", lambda one: one.client()),

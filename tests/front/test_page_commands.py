@@ -86,6 +86,7 @@ SLOW_UNTIL_STOPPED = {
 EXTRAS = {
     "pip install 'fxpool[metrics]'": "prometheus-client",
     "pip install 'fxpool[redis]'": "redis",
+    "pip install 'fxpool[otel]'": "opentelemetry-api",
     "pip install pytest-xdist": "pytest-xdist",
 }
 ELSEWHERE = {
@@ -100,6 +101,7 @@ NOT_RUN = {
     "fxpool bench kernels --devices cuda:0,cuda:1": "needs two GPUs",
     "fxpool bench kernels": "measures for many minutes",
     "fxpool bench transformers --warm": "measures for many minutes",
+    "fxpool bench kernels --jobs 1 --fresh --warm": "measures for many minutes",
     "fxpool bench kernels --pyperf times.json": "measures for many minutes",
     "fxpool bench mine.py --compare bench-mine/results.jsonl --out new": "its exit status depends on times",
 }

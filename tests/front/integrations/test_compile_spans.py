@@ -146,9 +146,9 @@ def test_a_graph_that_no_trace_records_has_no_further_spans() -> None:
     asked = []
 
     class Off(sampling.StaticSampler):  # type: ignore[misc, name-defined, unused-ignore]
-        def should_sample(self, context: Any, trace_id: int, name: str, *rest: Any, **named: Any) -> Any:
+        def should_sample(self, context: Any, trace_id: int, name: str, *others: Any, **named: Any) -> Any:
             asked.append(name)
-            return super().should_sample(context, trace_id, name, *rest, **named)
+            return super().should_sample(context, trace_id, name, *others, **named)
 
     recorded = Recorded(sampler=Off(sampling.Decision.DROP))
     with CompileSpans(recorded.provider):
