@@ -46,10 +46,11 @@ def explained(traced: Traced) -> NoGraph:
             "only in mode subprocess; see docs/install.md.",
         )
     if traced.breaks or traced.frames > traced.finished:
+        stopped = quantities.counted(traced.frames - traced.finished, "function")
         more = len(traced.breaks) - _BREAKS
         breaks = (*traced.breaks[:_BREAKS], *([f"{more} more"] if more > 0 else []))
         return NoGraph(
-            f"Dynamo stopped in {traced.frames - traced.finished} of {traced.frames} functions, which run eagerly",
+            f"Dynamo stopped while it traced {stopped} (of {traced.frames}), which then ran eagerly",
             "torch.compile(..., fullgraph=True) raises the reason with its line; TORCH_LOGS=graph_breaks logs all.",
             breaks,
         )

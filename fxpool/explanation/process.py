@@ -87,14 +87,18 @@ def explain() -> ProcessExplanation:
         _reason(counter, name, count, counted["graphs"])
         for counter in reasons.COUNTERS
         for name, count in sorted(counted.get(counter, {}).items())
-        # A refused cache directory is counted as a bypass of each graph as well; its reason is the same.
-        if count and not (counter == "bypasses" and name in counted["switched_off"])
+        if count and not (counter == "bypasses" and _is_a_refusal(name, counted["switched_off"]))
     ]
     kept = keys.missed()
     entries = keys.entries() if kept else []
     missed = tuple(misses.explained(miss, _before(miss, entries)) for miss in kept)
     no_graphs = not (counted["graphs"] or any(counted["borrowed"].values()))
     return ProcessExplanation(missed, tuple(found), no_graph.explained(traced.traced()) if no_graphs else None)
+
+
+def _is_a_refusal(bypass: str, switched_off: Mapping[str, int]) -> bool:
+    """Return whether a bypass follows from a refused directory, which is counted for each graph as well."""
+    return bypass in switched_off or (bypass == "cache_off" and "cache_directory_refused" in switched_off)
 
 
 def _reason(counter: str, name: str, count: int, graphs: Sequence[Mapping[str, Any]]) -> CountedReason:

@@ -155,6 +155,7 @@ def test_each_refusal_is_explained_by_its_own_warning() -> None:
         notices.switched_off("cache_directory_refused", "/a belongs to alice", about="/a")
         notices.switched_off("cache_directory_refused", "/b is not a directory", about="/b")
     counters.count("bypasses", "cache_directory_refused", n=3)
+    counters.count("bypasses", "cache_off", n=3)
     (reason,) = fxpool.explain().reasons
     assert reason.counter == "switched_off" and reason.texts == ("/a belongs to alice", "/b is not a directory")
     assert "  /a belongs to alice\n  /b is not a directory\n" in str(reason) and reason.meaning
@@ -165,7 +166,7 @@ def test_each_refusal_is_explained_by_its_own_warning() -> None:
     [
         (Traced(), "traced no function", "torch.compile alone traces nothing"),
         (Traced(2, 2), "compute nothing with tensors", "that does"),
-        (Traced(3, 1, 0, ("a", "b", "c", "d")), "stopped in 2 of 3 functions", "fullgraph=True"),
+        (Traced(3, 1, 0, ("a", "b", "c", "d")), "stopped while it traced 2 functions (of 3)", "fullgraph=True"),
         (Traced(3, 3, 2), "made 2 graphs, but gave none to fxpool", 'backend="fxpool"'),
         (Traced(3, 3, 2, (), "TORCH_COMPILE_DISABLE=1"), "TORCH_COMPILE_DISABLE=1 turns", "Remove"),
     ],
