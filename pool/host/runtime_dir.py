@@ -296,8 +296,8 @@ def _secure(root: Path, *, private: bool) -> Path:
     danger = directories.danger_above(str(root), config.trusted_owners())
     if danger is not None:
         raise UnsafeRuntimeDirectoryError(
-            f"{danger.path}, in the path of the runtime directory {root}, {danger.fault}: other users could replace the runtime "
-            "directory",
+            f"{danger.path}, in the path of the runtime directory {root}, {danger.fault}: other users could replace "
+            "the runtime directory",
             remedy=f"{danger.mend}, or set FXPOOL_RUNTIME_DIR to another directory",
         )
     return root
