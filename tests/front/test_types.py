@@ -44,7 +44,9 @@ def test_the_module_lists_its_public_names_only() -> None:
 
 
 def test_the_page_has_each_public_name_with_its_parameters_and_errors() -> None:
-    resolved = {target: pydoc.locate(target) for target in re.findall(r"^::: (\S+)", PAGE, re.MULTILINE)}
+    targets = re.findall(r"^::: (\S+)", PAGE, re.MULTILINE)
+    # Integrations import libraries that need not be installed.
+    resolved = {target: pydoc.locate(target) for target in targets if not target.startswith("fxpool.integrations.")}
     assert [target for target, documented in resolved.items() if documented is None] == []
     for name in fxpool.__all__:
         public = getattr(fxpool, name)
