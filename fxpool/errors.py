@@ -339,11 +339,18 @@ class NotKeptError(CompileError):
 class NoCompilerError(CompileError):
     """No C++ compiler works. `tried` lists the candidates.
 
-    `arguments`: a candidate may be a command with arguments (torch 2.14 and later).
+    `arguments`: a candidate may be a command with arguments (torch 2.14 and later). `python_header`: the compiler does
+    not find Python.h.
     """
 
-    def __init__(self, tried: Iterable[str], detail: str = "", *, arguments: bool = False) -> None:
+    def __init__(
+        self, tried: Iterable[str], detail: str = "", *, arguments: bool = False, python_header: bool = False
+    ) -> None:
         self.tried = list(tried)
+        if python_header:
+            said = f"the C++ compiler ({', '.join(self.tried)}) does not find Python.h, which all kernels include"
+            super().__init__(said, remedy=INSTALL_PYTHON_HEADERS)
+            return
         super().__init__(
             f"no working C++ compiler (tried {', '.join(self.tried) or 'none, CXX is empty'})"
             + (f": {detail}" if detail else ""),
@@ -378,6 +385,10 @@ class NoHalideError(CompileError):
 
 _INSTALL_COMPILER = (
     "install a compiler (Debian and Ubuntu: apt-get install g++; Fedora: dnf install gcc-c++) or set CXX to its path"
+)
+INSTALL_PYTHON_HEADERS = (
+    "install the headers of this Python (Debian and Ubuntu: apt-get install "
+    f"python{sys.version_info[0]}.{sys.version_info[1]}-dev; Fedora: dnf install python3-devel)"
 )
 _NO_ARGUMENTS = (
     "set CXX to a program without arguments: instead of 'ccache g++', a link named g++ to ccache "

@@ -41,6 +41,8 @@ _CHECKED_FOR = 1.0
 _FAILED_FOR = 60.0
 # Seconds that a file must be unchanged before its times can identify its content.
 _SETTLED = 2.0
+#: Seconds by which the clock of a file server may be ahead.
+_AHEAD = 3600.0
 _WORD = re.compile(r"(?:\\[\s#\\]|[^\s])+")
 _ESCAPED = re.compile(r"(\\*)\\([ \t#])|\$(\$)")
 _MISSING = re.compile(r'^ignoring nonexistent directory "(.*)"$', re.M)
@@ -130,7 +132,8 @@ def _listing(
         except UnlistedError as error:
             _known[question] = error, now
             raise
-        if changed > started - _SETTLED:  # possibly after the compiler read it; asked again, then
+        # Possibly after the compiler read it; asked again, then. A slow clock makes all files later than now.
+        if started - _SETTLED < changed < time.time() + _AHEAD:
             _known.pop(question, None)
             return listing
         paths = json.dumps([listing.files, listing.places])

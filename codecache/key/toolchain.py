@@ -16,6 +16,7 @@ import contextlib
 import functools
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
@@ -35,6 +36,7 @@ ENVIRONMENT = (
     "OMP_PREFIX", "CONDA_PREFIX", "SOURCE_DATE_EPOCH", "CCC_OVERRIDE_OPTIONS",
 )  # fmt: skip
 _TIMEOUT = 60.0
+_NO_PYTHON_H = re.compile(r"fatal error: '?Python\.h\b")
 
 
 @dataclass(frozen=True)
@@ -133,7 +135,7 @@ def _no_compiler() -> NoCompilerError:
 
 @contextlib.contextmanager
 def failures_explained(root: str | None = None) -> Iterator[None]:
-    """Turn a failure caused by a missing compiler into NoCompilerError.
+    """Turn a failure caused by a missing compiler, or by missing headers of Python, into NoCompilerError.
 
     Inductor looks for its compiler in many places and raises a different error in each (2.13: an OSError from
     `subprocess` if CXX is empty).
@@ -145,6 +147,9 @@ def failures_explained(root: str | None = None) -> Iterator[None]:
     except Exception as error:
         if _wanted_a_compiler(error) and failures.shortage(error) is None and find_compiler(root) is None:
             raise _no_compiler() from error
+        # The bindings of kernels include it, Inductor's as well as fxpool's.
+        if any(_NO_PYTHON_H.search(str(cause)) for cause in interruptions.with_causes(error)):
+            raise NoCompilerError(_candidates(), python_header=True) from error
         raise
 
 

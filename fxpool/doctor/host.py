@@ -26,7 +26,7 @@ from pathlib import Path
 
 from fxpool import config, directories, quantities, temporary
 from fxpool.doctor.findings import FAIL, OK, WARN, Check, Finding
-from fxpool.errors import FxpoolError, UnsafeRuntimeDirectoryError
+from fxpool.errors import INSTALL_PYTHON_HEADERS, FxpoolError, UnsafeRuntimeDirectoryError
 from fxpool.torch_compat import versions
 
 __all__ = ["CHECKS", "COMPILER_REMEDY"]
@@ -161,15 +161,13 @@ def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
 
 
 def python_headers() -> Iterator[Finding]:
-    """Check for Python.h, needed by compiles in the user's process and Triton's launchers, not by fxpool's kernels."""
+    """Check for Python.h, which the bindings of C++ kernels and Triton's launchers include."""
     header = Path(sysconfig.get_paths()["include"], "Python.h")
     if header.is_file():
         yield Finding("Python.h", OK, str(header))
     else:
-        version = ".".join(map(str, sys.version_info[:2]))
-        remedy = f"install Python's headers (Debian and Ubuntu: apt-get install python{version}-dev)"
-        lost = "Triton kernels, and graphs that cannot be sent to a worker, do not compile"
-        yield Finding("Python.h", WARN, f"{header} is missing: {lost}", remedy)
+        summary = f"{header} is missing: C++ and Triton kernels do not compile"
+        yield Finding("Python.h", FAIL, summary, INSTALL_PYTHON_HEADERS)
 
 
 def triton() -> Iterator[Finding]:

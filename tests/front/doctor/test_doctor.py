@@ -176,7 +176,7 @@ def test_compilers_that_do_not(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, 
 def test_python_without_headers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sysconfig, "get_paths", lambda: {"include": "/nowhere"})
     finding = found(host.python_headers)
-    assert finding.state == WARN and "-dev" in finding.remedy
+    assert finding.state == FAIL and "-dev" in finding.remedy
 
 
 # --- settings ------------------------------------------------------------------------------------------------
