@@ -152,7 +152,11 @@ class CompileSpans:
         for part in graph.parts:
             self._make(part, below)
         for event in graph.spans:
-            facts: dict[str, str | int] = {"fxpool.graph": last.graph, "process.pid": event.pid, "thread.id": event.thread}
+            facts: dict[str, str | int] = {
+                "fxpool.graph": last.graph,
+                "process.pid": event.pid,
+                "thread.id": event.thread,
+            }
             child = self._tracer.start_span(
                 _name(event, last.graph), below, attributes=facts, start_time=clock(event.begin)
             )

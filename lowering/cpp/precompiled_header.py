@@ -164,7 +164,7 @@ def _build(header: str, content: str, wanted: commands.Command, listed: str) -> 
         failures.run([*arguments, *rule], directory=directory).check_returncode()
         with open(files, encoding=sys.getfilesystemencoding(), errors="surrogateescape") as file:
             read = {path: _state(path) for path in headers.prerequisites(file.read())}
-        # By the disk's clock, like the files' times. A slow clock makes all files later than now, which is no change.
+        # By the disk's clock, like the files' times. A slow clock makes all files later than now; they are unchanged.
         ended = os.stat(made).st_mtime_ns + _AHEAD
         if any(started <= modified <= ended for _, modified in read.values()):
             raise StoreError("a header changed during its compile")
