@@ -8,7 +8,6 @@ Names, variables, types and defaults are those of the code, and a description is
 
 from __future__ import annotations
 
-import ast
 import os
 import sys
 from pathlib import Path
@@ -29,28 +28,13 @@ def table() -> str:
         from fxpool import config
     finally:
         sys.path.remove(str(ROOT))
-    variables = {name: variable for variable, name in config._VARIABLES.items()}
     with mock.patch.dict(os.environ, {"HOME": "/~"}):
         os.environ.pop("XDG_CACHE_HOME", None)
         defaults = {name: row.default() for name, row in config._TABLE.items()}
     lines = ["| setting | environment variable | default | |", "|---|---|---|---|"]
-    for name, description in _descriptions(Path(config.__file__)).items():
-        lines.append(f"| `{name}` | `{variables[name]}` | {_shown(defaults[name])} | {description} |")
+    for name, description in config.descriptions().items():
+        lines.append(f"| `{name}` | `{config.variable(name)}` | {_shown(defaults[name])} | {_for_users(description)} |")
     return "\n".join(lines) + "\n"
-
-
-def _descriptions(path: Path) -> dict[str, str]:
-    """The fields of the class `Settings`, with the strings that stand below them."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    (settings,) = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Settings")
-    found, last = {}, ""
-    for node in settings.body:
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            last = node.target.id
-            found[last] = ""
-        elif last and isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
-            found[last] = _for_users(" ".join(str(node.value.value).split()))
-    return found
 
 
 def _for_users(text: str) -> str:

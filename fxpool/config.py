@@ -29,8 +29,10 @@ from fxpool import directories, forks, setting_values
 from fxpool.errors import ConfigurationError, FxpoolError, UnknownNameError
 from fxpool.setting_values import WORKING_MODES, WORKING_POOLS
 
-__all__ = ["WORKING_MODES", "WORKING_POOLS", "Settings", "configure", "current", "override", "reset",
-           "trusted_owners", "why_temporary"]  # fmt: skip
+__all__ = [
+    "WORKING_MODES", "WORKING_POOLS", "Settings", "configure", "current", "descriptions", "override", "reset",
+    "sources", "trusted_owners", "variable", "why_temporary",
+]  # fmt: skip
 
 _PREFIX = "FXPOOL_"
 _MODE_VARIABLE = "TORCHINDUCTOR_FX_COMPILE_MODE"
@@ -219,6 +221,43 @@ def _current() -> tuple[Settings, str]:
         settings = Settings(**values)
         _cached = (seen, settings, why)
         return settings, why
+
+
+def sources() -> dict[str, str]:
+    """Return the source of each setting: ``default``, the file's path, the variable's name or ``configure()``.
+
+    Raises `ConfigurationError`.
+    """
+    path = _config_file()
+    return {
+        **dict.fromkeys(_TABLE, "default"),
+        **dict.fromkeys(_read_file(path), str(path)),
+        **{_VARIABLES[variable]: variable for variable in _VARIABLES if os.environ.get(variable)},
+        **dict.fromkeys(_calls, "configure()"),
+    }
+
+
+def variable(name: str) -> str:
+    """Return the environment variable of a setting."""
+    return _TABLE[name].variable or _PREFIX + name.upper()
+
+
+def descriptions() -> dict[str, str]:
+    """Return the docstring of each field of `Settings`, on one line. Raises OSError without the source file."""
+    # Imported late: no compile needs them.
+    import ast  # as said above
+    import inspect  # as said above
+
+    (settings,) = ast.parse(inspect.getsource(Settings)).body
+    assert isinstance(settings, ast.ClassDef)
+    texts: dict[str, str] = {}
+    name = ""
+    for node in settings.body:
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            name = node.target.id
+        elif name and isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            texts[name] = " ".join(str(node.value.value).split())
+    return texts
 
 
 def configure(

@@ -27,7 +27,7 @@ from fxpool import directories
 from fxpool.codecache.store.blobs import UnsafeFileError, read_stored, write_private
 from fxpool.errors import StoreError
 
-__all__ = ["KEPT_DAYS", "NUMBERS", "TABLES", "Totals", "add", "added", "read"]
+__all__ = ["KEPT_DAYS", "NUMBERS", "TABLES", "Totals", "add", "added", "clear", "read"]
 
 KEPT_DAYS = 30
 #: Counters of `fxpool.counters` that are totalled: plain numbers, and tables by reason.
@@ -81,6 +81,13 @@ class Totals(msgspec.Struct, kw_only=True, omit_defaults=True):
         numbers = {name: self.counted.get(name, 0) for name in NUMBERS}
         tables = {name: self.reasons.get(name, {}) for name in TABLES}
         return {"processes": self.processes, **numbers, **tables, "seconds_saved": self.seconds_saved}
+
+    @property
+    def hit_rate(self) -> float | None:
+        """The part of lookups that were hits; None without lookups."""
+        hits = self.counted.get("hits", 0)
+        lookups = hits + self.counted.get("misses", 0) + self.counted.get("guard_misses", 0)
+        return hits / lookups if lookups else None
 
     def is_empty(self) -> bool:
         """Return whether all counters are zero."""
@@ -154,6 +161,18 @@ def read(root: str, now: float | None = None) -> dict[str, Totals]:
     return by_day
 
 
+def clear(root: str) -> None:
+    """Remove the totals of all days. Counts that running processes add later stay. Raises OSError."""
+    directory = os.path.join(root, _DIRECTORY)
+    if not os.path.isdir(directory):
+        return
+    with _locked(directory, fcntl.LOCK_EX):  # a process that sums up would write the removed counts again
+        for day, names in _files(directory).items():
+            for name in (*names, f"{day}.total"):
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(os.path.join(directory, name))
+
+
 # ---------------------------------------------------------------- files
 
 
@@ -197,11 +216,8 @@ def _total_of(directory: str, day: str) -> _Summed:
 
 def _sum_up(directory: str, now: float) -> None:
     """Add files that are no longer written to their day's total, and remove old days. Raises OSError."""
-    lock = os.open(os.path.join(directory, ".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+    with _locked(directory, fcntl.LOCK_EX | fcntl.LOCK_NB) as locked:
+        if not locked:
             return  # another process holds the lock, or the file system has no locks
         today, first = _day(now), _first_day(now)
         for day, names in _files(directory).items():
@@ -211,6 +227,19 @@ def _sum_up(directory: str, now: float) -> None:
                 continue
             full = [_renamed(directory, name, day == today) if name.endswith(".lines") else name for name in names]
             _sum_up_day(directory, day, [name for name in full if name and _at_rest(directory, name, now)])
+
+
+@contextlib.contextmanager
+def _locked(directory: str, operation: int) -> Iterator[bool]:
+    """Lock the files of a directory by an operation of `flock`; yields whether that succeeded. Raises OSError."""
+    lock = os.open(os.path.join(directory, ".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(lock, operation)
+        except OSError:
+            yield False
+        else:
+            yield True
     finally:
         os.close(lock)
 

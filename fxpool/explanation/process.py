@@ -15,7 +15,7 @@ from fxpool.explanation.no_graph import NoGraph
 from fxpool.results import markup
 from fxpool.torch_compat.dynamo import traced
 
-__all__ = ["CountedReason", "ProcessExplanation", "explain"]
+__all__ = ["CountedReason", "ProcessExplanation", "counted_reasons", "explain"]
 
 
 @dataclass(frozen=True, repr=False)
@@ -83,17 +83,22 @@ _NOTHING = "nothing to explain: there were no misses, and no reason was counted"
 def explain() -> ProcessExplanation:
     """Explain this process's misses and each reason that it counted. Raises UnsafeDirectoryError."""
     counted = counters.snapshot()
-    found = [
+    kept = keys.missed()
+    entries = keys.entries() if kept else []
+    missed = tuple(misses.explained(miss, _before(miss, entries)) for miss in kept)
+    no_graphs = not (counted["graphs"] or any(counted["borrowed"].values()))
+    why = no_graph.explained(traced.traced()) if no_graphs else None
+    return ProcessExplanation(missed, tuple(counted_reasons(counted)), why)
+
+
+def counted_reasons(counted: Mapping[str, Any]) -> list[CountedReason]:
+    """Return each reason in a process's counters (`counters.snapshot`), with its explanation."""
+    return [
         _reason(counter, name, count, counted["graphs"])
         for counter in reasons.COUNTERS
         for name, count in sorted(counted.get(counter, {}).items())
         if count and not (counter == "bypasses" and _is_a_refusal(name, counted["switched_off"]))
     ]
-    kept = keys.missed()
-    entries = keys.entries() if kept else []
-    missed = tuple(misses.explained(miss, _before(miss, entries)) for miss in kept)
-    no_graphs = not (counted["graphs"] or any(counted["borrowed"].values()))
-    return ProcessExplanation(missed, tuple(found), no_graph.explained(traced.traced()) if no_graphs else None)
 
 
 def _is_a_refusal(bypass: str, switched_off: Mapping[str, int]) -> bool:

@@ -1,0 +1,107 @@
+"""The command ``fxpool config``: the settings in force, and where each comes from."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import click
+
+from fxpool import config, setting_values
+from fxpool.commands.output import width, wrapped
+from fxpool.errors import UnknownNameError
+
+__all__ = ["settings", "without_secrets"]
+
+_VALUE = 28  # columns of a value before its source; longer values push the source to the right
+_SECONDS = ("cache_min_seconds", "remote_timeout", "job_timeout", "idle_timeout")
+_USER = re.compile(r"(?<=://)[^\s/@]*@")
+_QUERY = re.compile(r"(://[^\s?\"']*\?)[^\s\"']+")
+_MODES = ", ".join(f"`{mode}`" for mode in setting_values.WORKING_MODES)
+
+
+def without_secrets(text: str) -> str:
+    """Return a text with the users, passwords and queries of its URLs replaced by ``***``."""
+    return _QUERY.sub(r"\1***", _USER.sub("***@", text))
+
+
+class _Documented(click.Command):
+    """A command whose help describes each setting."""
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Settings, with their environment variables"):
+            for name, text in config.descriptions().items():
+                formatter.write_text(f"{name} ({config.variable(name)})")
+                with formatter.indentation():
+                    formatter.write_text(_described(text))
+
+
+@click.command("config", cls=_Documented)
+@click.argument("names", nargs=-1, metavar="[SETTING]...")
+@click.option("--json", "as_json", is_flag=True, help="Output JSON.")
+def settings(names: tuple[str, ...], as_json: bool) -> None:
+    """Show the settings, and where each comes from.
+
+    The sources, the first match first: configure() in a program, the environment, the settings file, the default. The
+    file is $FXPOOL_CONFIG or ~/.config/fxpool/config.toml. Passwords in addresses are not shown.
+    """
+    current, sources = config.current(), config.sources()
+    for name in names:
+        if name not in sources:
+            raise UnknownNameError("setting", name, sources)
+    chosen = {name: source for name, source in sources.items() if not names or name in names}
+    if as_json:
+        texts = config.descriptions()
+        rows = {
+            name: {
+                "value": _plain(getattr(current, name)),
+                "source": source,
+                "variable": config.variable(name),
+                "description": _described(texts[name]),
+            }
+            for name, source in chosen.items()
+        }
+        click.echo(json.dumps(rows))
+        return
+    before = max(map(len, chosen))
+    for name, source in chosen.items():
+        value = f"{_shown(name, getattr(current, name)):<{_VALUE}}"
+        click.echo(wrapped(f"{name:<{before}}  ", f"{value}  {source}", width()))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Path | str):
+        return without_secrets(str(value))
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _shown(name: str, value: Any) -> str:
+    """Return a value as it is written in the environment; ``not set`` for none."""
+    if value is None:
+        return {"workers": "auto", "job_memory": "auto", "cache_max_bytes": "none", "cache_max_files": "none"}.get(
+            name, "not set"
+        )
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return f"{value:g}s" if name in _SECONDS else f"{value:g}"
+    if name in ("cache_max_bytes", "job_memory"):
+        return _size(value)
+    if isinstance(value, tuple):
+        return json.dumps(value)
+    return without_secrets(str(value)) or "off"
+
+
+def _size(value: int) -> str:
+    """Return bytes as a setting: ``10G``, or the number if it is not a multiple of a unit."""
+    for unit, shift in (("G", 30), ("M", 20), ("K", 10)):
+        if value and value % (1 << shift) == 0:
+            return f"{value >> shift}{unit}"
+    return str(value)
+
+
+def _described(text: str) -> str:
+    plain = text.replace("one of `WORKING_MODES`", _MODES).replace("``", "`")
+    return plain.replace("; None: ", "; if not set: ").replace(" None: ", " If not set: ")
