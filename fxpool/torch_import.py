@@ -8,17 +8,22 @@ the backend reports them to programs that use it.
 from __future__ import annotations
 
 import contextlib
+import os
 
 __all__ = ["on_torch_import"]
 
 
 def on_torch_import() -> None:
-    """Register fxpool's cache artifacts with torch (`fxpool.lowering.autoload`). Never raises."""
+    """Register fxpool's cache artifacts with torch, and install fxpool in a program of ``fxpool run``. Never raises."""
     with contextlib.suppress(Exception):
         try:
             from fxpool.lowering import autoload  # as said above
 
             autoload.register()
+            if "_FXPOOL_RUN" in os.environ:
+                from fxpool.lowering.inductor import program_run  # as said above
+
+                program_run.begin()
         except Exception as error:
             from fxpool import notices  # as said above
 

@@ -14,7 +14,9 @@ import site
 import sys
 from collections.abc import Mapping
 
-__all__ = ["DEVICES", "import_path", "is_text", "job_environment", "working_directory", "zygote_environment"]
+__all__ = [
+    "DEVICES", "PROGRAM_RUN", "import_path", "is_text", "job_environment", "working_directory", "zygote_environment",
+]  # fmt: skip
 
 _ENVIRONMENT = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "LC_CTYPE", "TMPDIR", "LD_LIBRARY_PATH",
                 "PYTHONHOME", "VIRTUAL_ENV", "SSL_CERT_FILE", "LD_PRELOAD", "PYTHONDONTWRITEBYTECODE",
@@ -22,6 +24,9 @@ _ENVIRONMENT = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "LC_CTYPE",
 
 #: Variables that list visible devices. They are emptied while the zygote imports, and for jobs that need no device.
 DEVICES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+#: The variable with which ``fxpool run`` starts a program; workers do not get it. Without the underscore, it would be
+#: a setting.
+PROGRAM_RUN = "_FXPOOL_RUN"
 # Variables that a server inherits from the process that started it, although another program may lack them. Compilers
 # are found by them.
 _OF_THE_STARTER = ("PATH", "HOME")
@@ -102,7 +107,7 @@ def job_environment(variables: Mapping[str, str]) -> dict[str, str | None]:
 
     A value that is not UTF-8 cannot be sent. The worker then has the server's value, from the process that started it.
     """
-    sent = {name: value for name, value in variables.items() if is_text(value)}
+    sent = {name: value for name, value in variables.items() if is_text(value) and name != PROGRAM_RUN}
     return {**dict.fromkeys((*DEVICES, *_OF_THE_STARTER)), **sent}
 
 

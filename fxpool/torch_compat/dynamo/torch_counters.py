@@ -15,7 +15,10 @@ import torch
 from torch._dynamo.utils import counters, get_metrics_context
 from torch._logging import trace_structured
 
-__all__ = ["bypass", "bypass_before_autograd", "compiled", "looked_up", "miss_explained", "saved"]
+__all__ = [
+    "bypass", "bypass_before_autograd", "compiled", "looked_up", "miss_explained",
+    "of_inductors_cache", "saved",
+]  # fmt: skip
 
 
 def compiled() -> None:
@@ -60,6 +63,12 @@ def saved(*, before_autograd: bool) -> None:
     """Count a graph that was cached."""
     if before_autograd:
         counters["aot_autograd"]["autograd_cache_saved"] += 1
+
+
+def of_inductors_cache() -> dict[str, int]:
+    """Return the numbers of lookups in Inductor's cache: `hits`, `misses` and `bypasses`, fxpool's lookups included."""
+    names = {"hits": "hit", "misses": "miss", "bypasses": "bypass"}
+    return {name: counters["inductor"][f"fxgraph_cache_{state}"] for name, state in names.items()}
 
 
 def miss_explained(explanation: Callable[[], str]) -> None:
