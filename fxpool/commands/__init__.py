@@ -2,14 +2,18 @@
 
 main       all commands together, and the demonstration
 output     shared by all: exit statuses, widths, errors
+program    `run` and `warm`
+settings   `config`
 cache      `stats` and `cache`
 bundles    `cache export` and `cache import`
 recompute  `cache verify --recompute`
 keys       `cache key`
+remove     `cache rm`
 server     `serve`, `status` and `stop`
 device     `device`
 bench      `bench`
 doctor     `doctor`
+report     `bug-report`
 dashboard  `dashboard` and `metrics`
 """
 

@@ -31,11 +31,21 @@ _LABEL = 11  # width of the labels of `cache show`
 
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Output JSON.")
-def stats(as_json: bool) -> None:
-    """Show the size of the cache, and counters of the last 30 days."""
+@click.option("--zero", is_flag=True, help="Set the counters to zero; entries stay.")
+def stats(as_json: bool, zero: bool) -> None:
+    """Show the size of the cache, and counters of the last 30 days.
+
+    The counters are those of all processes with this cache directory. The hit rate is the part of lookups that found
+    an entry.
+    """
     from fxpool.codecache.store import collector, contents, host_statistics
 
     store = _store()
+    if zero:
+        if store is not None:
+            host_statistics.clear(store.root)
+        click.echo(f"the counters in {config.current().cache_dir} are zero now")
+        return
     settings = config.current()
     data: dict[str, Any] = {"cache_dir": str(settings.cache_dir), "entries": 0, "blobs": 0, "bytes": 0}
     data |= {"compile_seconds": 0.0, "unreadable_entries": 0}
@@ -57,6 +67,7 @@ def stats(as_json: bool) -> None:
     days = host_statistics.read(store.root) if store is not None else {}
     total = host_statistics.added(days.values())
     data["host"] = {"total": total.plain(), "days": {day: one.plain() for day, one in days.items()}}
+    data["host"]["hit_rate"] = total.hit_rate
     if as_json:
         click.echo(json.dumps(data))
         return
@@ -77,6 +88,8 @@ def stats(as_json: bool) -> None:
         rows["unreadable entries"] = f"{data['unreadable_entries']} (fxpool cache verify)"
     if total.processes:
         rows[f"last {host_statistics.KEPT_DAYS} days"] = _counted(total)
+        if total.hit_rate is not None:
+            rows["hit rate"] = f"{total.hit_rate:.0%}"
         for counter, table in total.reasons.items():
             if counter != "compiles":
                 ranked = sorted(table.items(), key=lambda pair: (-pair[1], pair[0]))

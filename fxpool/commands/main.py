@@ -10,7 +10,20 @@ from __future__ import annotations
 
 import click
 
-from fxpool.commands import bench, bundles, cache, dashboard, device, doctor, keys, server
+from fxpool.commands import (
+    bench,
+    bundles,
+    cache,
+    dashboard,
+    device,
+    doctor,
+    keys,
+    program,
+    remove,
+    report,
+    server,
+    settings,
+)
 from fxpool.commands.output import Commands, console
 from fxpool.version import __version__
 
@@ -47,6 +60,9 @@ cache.cache.add_command(bundles.cache_export)
 cache.cache.add_command(bundles.cache_import)
 for command in (
     doctor.doctor,
+    program.run,
+    program.warm,
+    settings.settings,
     cache.stats,
     cache.cache,
     server.serve,
@@ -56,6 +72,8 @@ for command in (
     dashboard.metrics,
     device.device,
     bench.bench,
+    report.bug_report,
 ):
     main.add_command(command)
 cache.cache.add_command(keys.key)
+cache.cache.add_command(remove.cache_remove)

@@ -17,7 +17,8 @@ __all__ = ["settings", "without_secrets"]
 
 _VALUE = 28  # columns of a value before its source; longer values push the source to the right
 _SECONDS = ("cache_min_seconds", "remote_timeout", "job_timeout", "idle_timeout")
-_USER = re.compile(r"(?<=://)[^\s/@]*@")
+# Up to the last @, because passwords may contain @ and /.
+_USER = re.compile(r"(?<=://)[^\s\"']*@")
 _QUERY = re.compile(r"(://[^\s?\"']*\?)[^\s\"']+")
 _MODES = ", ".join(f"`{mode}`" for mode in setting_values.WORKING_MODES)
 
@@ -89,6 +90,8 @@ def _shown(name: str, value: Any) -> str:
         return f"{value:g}s" if name in _SECONDS else f"{value:g}"
     if name in ("cache_max_bytes", "job_memory"):
         return _size(value)
+    if name == "trusted_owners":
+        return ",".join(map(str, value)) or "not set"
     if isinstance(value, tuple):
         return json.dumps(value)
     return without_secrets(str(value)) or "off"

@@ -25,7 +25,7 @@ def test_settings_and_commands_that_are_named_exist(page: Path) -> None:
     text = page.read_text()
     known = {*config._VARIABLES, "FXPOOL_CONFIG"}
     assert {name for name in re.findall(r"FXPOOL_[A-Z_]+[A-Z]", text) if name not in known} == set()
-    assert {name for name in re.findall(r"`fxpool ([a-z]+)", text) if name not in main.commands} == set()
+    assert {name for name in re.findall(r"`fxpool ([a-z-]+)", text) if name not in main.commands} == set()
 
 
 def test_the_patch_is_one_line() -> None:

@@ -6,11 +6,13 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from click.testing import CliRunner, Result
 
 import fxpool
+from fxpool.codecache.store import host_statistics
 from fxpool.codecache.store.entry import Component, Entry, Metadata
 from fxpool.codecache.store.store import LocalStore
 from fxpool.commands.main import main
@@ -50,6 +52,57 @@ def test_stats(store: LocalStore) -> None:
     assert (data["entries"], data["blobs"], data["compile_seconds"]) == (2, 2, 5.0)
     assert data["cache_dir"] == store.root
     assert "5.0 s" in run("stats").output
+
+
+def test_the_hit_rate_and_counters_set_to_zero(store: LocalStore) -> None:
+    assert (
+        "hit rate" not in run("stats").output and json.loads(run("stats", "--json").output)["host"]["hit_rate"] is None
+    )
+    counted = {"hits": 6, "misses": 1, "guard_misses": 1}
+    host_statistics.add(store.root, host_statistics.Totals(processes=2, counted=counted))
+    assert "hit rate             75%" in run("stats").output
+    result = run("stats", "--zero")
+    assert result.exit_code == 0 and f"the counters in {store.root} are zero now" in result.output
+    data = json.loads(run("stats", "--json").output)
+    assert (data["host"]["total"]["hits"], data["host"]["days"], data["entries"]) == (0, {}, 2)
+
+
+def test_cache_rm(store: LocalStore) -> None:
+    first, other = sorted({stored.key for stored in store.scan()})
+    refused = run("cache", "rm", first[:8], input="n\n")
+    assert refused.exit_code == 1 and "aborted, nothing was changed" in refused.stderr
+    assert store.sizes()["entries"] == 2
+    result = run("cache", "rm", first[:8], "--yes")
+    assert result.exit_code == 0 and "removed 1 entry and 1 blob, " in result.output and "freed" in result.output
+    assert [stored.key for stored in store.scan()] == [other]
+    assert store.sizes()["blobs"] == 1 and run("cache", "verify").exit_code == 0
+
+
+def test_cache_rm_leaves_what_others_use(store: LocalStore) -> None:
+    stored = next(store.scan())
+    assert stored.entry is not None
+    twin = msgspec.structs.replace(stored.entry, key="ab" * 32)
+    store.publish(twin, {"own": b"own" * 100})
+    result = run("cache", "rm", "abab", "--yes")
+    assert "removed 1 entry and 1 blob" in result.output and "left: 1 blob that other entries may use" in result.output
+    assert store.complete(stored.entry)
+    # An entry that cannot be read may need any blob.
+    unreadable = next(other for other in store.scan() if other.key != stored.key)
+    Path(unreadable.path).write_bytes(b"of another version")
+    assert "removed 1 entry and 0 blobs" in run("cache", "rm", stored.key, "--yes").output
+
+
+def test_cache_rm_of_nothing_or_of_too_much(store: LocalStore, tmp_path: Path) -> None:
+    for key in ("zz", ""):
+        result = run("cache", "rm", key, "--yes")
+        assert result.exit_code == 2 and f"{key!r}: no entry has a key that starts like this" in result.stderr
+    store.publish(Entry(key="ab" * 32, components=[]), {})
+    store.publish(Entry(key="ab" * 31 + "ac", components=[]), {})
+    result = run("cache", "rm", "abab", "--yes")
+    assert result.exit_code == 2 and "2 keys start like this: ababab" in result.stderr
+    store.clear()
+    assert store.sizes()["entries"] == 0
+    assert run("cache", "rm", "ab").exit_code == 2
 
 
 def test_cache_ls(store: LocalStore) -> None:

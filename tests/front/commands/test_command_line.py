@@ -9,9 +9,11 @@ import signal
 import subprocess
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner
 
@@ -166,6 +168,24 @@ def test_text_is_wrapped_between_words(columns: int) -> None:
     assert output.filled("key  ", parts, None) == "key  one two  three four five  xxxxx"
     filled = output.filled("key  ", parts, columns)
     assert max(map(len, filled.splitlines())) <= columns and all(part in filled for part in parts)
+
+
+def every_command(group: click.Group, *names: str) -> Iterator[tuple[str, ...]]:
+    yield names
+    for name, command in group.commands.items():
+        yield (*names, name)
+        if isinstance(command, click.Group):
+            yield from every_command(command, *names, name)
+
+
+@pytest.mark.parametrize("arguments", sorted(set(every_command(main))), ids=" ".join)
+def test_help_fits_a_terminal(arguments: tuple[str, ...]) -> None:
+    result = CliRunner(env={"COLUMNS": "80"}).invoke(main, [*arguments, "--help"])
+    assert result.exit_code == 0
+    lines = result.output.splitlines()
+    assert [line for line in lines if len(line) > 80] == []
+    commands = lines[lines.index("Commands:") + 1 :] if "Commands:" in lines else []
+    assert [line for line in commands if not line.endswith(".") or line.endswith("...")] == [], "cut off"
 
 
 def test_statuses_are_in_the_manual() -> None:
