@@ -66,7 +66,7 @@ QUICK = {
 }
 #: The same, with a compile or a process that imports torch.
 SLOW = {
-    "FXPOOL_CACHE_DIR=/opt/fxpool python warm_up.py && chmod -R go+rX /opt/fxpool": "",
+    "FXPOOL_CACHE_DIR=/opt/fxpool fxpool warm warm_up.py && chmod -R go+rX /opt/fxpool": "",
     "torchrun --standalone --nproc-per-node 2 examples/torchrun_training.py": "rank 1: loss",
     "pytest -n 2 examples/test_suite": "6 passed",
     "python examples/unchanged_code/run.py examples/unchanged_code/train.py": "not sent: {}",
@@ -93,6 +93,10 @@ ELSEWHERE = {
     "pip install fxpool": "tests/front/test_readme.py",
     "python examples/inference_server.py --port 8000": "tests/examples/test_examples.py",
     "curl -d '[1, 2, 3, 4]' localhost:8000/predict": "tests/examples/test_examples.py",
+    "fxpool cache rm 2a74aafaf961": "tests/front/commands/test_cli.py",
+    "fxpool stats --zero": "tests/front/commands/test_cli.py",
+    "fxpool warm serve.py --batch 8": "tests/front/commands/test_program_commands.py",
+    "fxpool run --summary train.py --epochs 3": "tests/front/commands/test_program_commands.py",
     "python examples/cpu_fills_gpu_cache.py fill --facts facts.json --cache DIR": "tests/examples/test_examples.py",
 }
 NOT_RUN = {
@@ -107,6 +111,9 @@ NOT_RUN = {
 }
 #: Blocks of sample output by their first line, with the test that compares them.
 OUTPUTS = {
+    "cache_dir              /data/fxpool                  FXPOOL_CACHE_DIR": (
+        "tests/front/commands/test_config_command.py"
+    ),
     "0 from the cache; {'worker': 1, 'in_process': 0}": "tests/front/test_readme.py",
     "graph 0 [0/0], Sequential.forward, torch/nn/modules/container.py:248: the nearest cache entry differs": (
         "tests/front/test_readme.py"

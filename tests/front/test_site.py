@@ -56,7 +56,7 @@ def test_settings_commands_and_targets_that_are_named_exist(page: Path) -> None:
     known = {*config._VARIABLES, "FXPOOL_CONFIG"}
     assert {name for name in re.findall(r"FXPOOL_[A-Z_]+[A-Z]", text) if name not in known} == set()
     blocks = "\n".join(re.findall(r"^```.*?^```", text, re.MULTILINE | re.DOTALL))
-    commands = {*re.findall(r"`fxpool ([a-z]+)", text), *re.findall(r"^fxpool ([a-z]+)", blocks, re.MULTILINE)}
+    commands = {*re.findall(r"`fxpool ([a-z-]+)", text), *re.findall(r"^fxpool ([a-z-]+)", blocks, re.MULTILINE)}
     assert commands <= set(main.commands)
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     assert set(re.findall(r"(?:`|^ {4})make ([a-z-]+)", text, re.MULTILINE)) <= targets

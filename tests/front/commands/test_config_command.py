@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,18 @@ def test_a_value_has_its_source(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     assert rows["mode"] == ["async+subprocess", "TORCHINDUCTOR_FX_COMPILE_MODE"]
     assert rows["strict"] == ["false", "configure()"]
     assert rows["cache_max_bytes"] == ["10G", "default"] and rows["remote_cache"] == ["not", "set", "default"]
+
+
+def test_the_pages_sample_is_right(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    text = (Path(__file__).parents[3] / "docs" / "settings.md").read_text()
+    (sample,) = re.findall(r"^```text\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    file = tmp_path / "config.toml"
+    file.write_text("workers = 8\n")
+    monkeypatch.setenv("FXPOOL_CONFIG", str(file))
+    monkeypatch.setenv("FXPOOL_CACHE_DIR", "/data/fxpool")
+    expected = {words[0]: words[1:] for words in map(str.split, sample.splitlines())}
+    expected["workers"][1] = str(file)
+    assert shown(*expected) == expected
 
 
 def test_a_value_can_be_set_as_it_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
