@@ -69,9 +69,9 @@ def warn(text: str) -> None:
     try:
         with _nothing_left_to_write():
             # Not by a stack level: `warnings.warn` leaves frames of an import out when it counts.
-            warnings.warn_explicit(
-                PREFIX + text, RuntimeWarning, code.co_filename, frame.f_lineno, names.get("__name__"), registry, names
-            )
+            # Without the module's globals, whose loader may have no source: `python -c` has none.
+            module = names.get("__name__")
+            warnings.warn_explicit(PREFIX + text, RuntimeWarning, code.co_filename, frame.f_lineno, module, registry)
     except Exception:
         log.warning("%s", text)
 
