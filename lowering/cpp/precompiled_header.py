@@ -40,8 +40,6 @@ _UNUSED = 14 * 24 * 3600.0
 #: Seconds before a header that failed to compile is tried again: the reason may be temporary, such as a full disk.
 _FAILED_FOR = 3600.0
 _BUILDING = "building-"
-#: Nanoseconds by which the clock of a file server may be ahead.
-_AHEAD = 3600 * 10**9
 
 
 def command(toolchain_dir: str | None, *, build: bool = True) -> commands.Command:
@@ -159,14 +157,12 @@ def _build(header: str, content: str, wanted: commands.Command, listed: str) -> 
     with tempfile.TemporaryDirectory(dir=place, prefix=prefix) as directory:
         made, files = os.path.join(directory, "header.gch"), os.path.join(directory, "files")
         arguments = [made if argument == output else argument for argument in arguments]
-        started = os.stat(directory).st_mtime_ns
+        started = time.time_ns()
         rule = ["-MD", "-MF", files, "-MT", headers.TARGET]
         failures.run([*arguments, *rule], directory=directory).check_returncode()
         with open(files, encoding=sys.getfilesystemencoding(), errors="surrogateescape") as file:
             read = {path: _state(path) for path in headers.prerequisites(file.read())}
-        # By the disk's clock, like the files' times. A slow clock makes all files later than now; they are unchanged.
-        ended = os.stat(made).st_mtime_ns + _AHEAD
-        if any(started <= modified <= ended for _, modified in read.values()):
+        if any(modified >= started for _, modified in read.values()):
             raise StoreError("a header changed during its compile")
         os.replace(made, f"{header}.gch")
         read[f"{header}.gch"] = _state(f"{header}.gch")

@@ -15,7 +15,7 @@ from fxpool.commands.main import main
 
 def shown(*arguments: str) -> dict[str, list[str]]:
     """Return the words after each setting's name."""
-    result = CliRunner().invoke(main, ["config", *arguments])
+    result = CliRunner(env={"COLUMNS": "300"}).invoke(main, ["config", *arguments])  # paths are not folded
     assert result.exit_code == 0, result.output
     return {words[0]: words[1:] for words in map(str.split, result.stdout.splitlines())}
 

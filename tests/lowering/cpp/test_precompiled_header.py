@@ -171,16 +171,6 @@ def test_what_killed_processes_left_is_removed_and_what_is_being_made_is_not(too
     assert [directory for directory in (*left, busy) if directory.exists()] == [busy]
 
 
-@pytest.mark.parametrize(("ahead", "is_current"), [(30.0, False), (400_000_000.0, True)])
-def test_a_header_of_the_future_is_no_change_unless_it_is_a_file_servers(
-    ahead: float, is_current: bool, toolchain_dir: Path
-) -> None:
-    later = time.time() + ahead
-    os.utime(toolchain_dir / "include" / "mine.h", (later, later))
-    made(toolchain_dir)
-    assert bool(list((toolchain_dir / "headers").glob("*.json"))) == is_current
-
-
 def test_doctor_names_the_process_that_compiles_it(toolchain_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config.configure(cache_dir=toolchain_dir.parent)
     seen: list[Finding] = []
