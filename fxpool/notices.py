@@ -69,7 +69,7 @@ def warn(text: str) -> None:
     try:
         with _nothing_left_to_write():
             # Not by a stack level: `warnings.warn` leaves frames of an import out when it counts.
-            # Without the module's globals, whose loader may have no source: `python -c` has none.
+            # Without the module's globals: the loader of `python -c` raises if it is asked for the source.
             module = names.get("__name__")
             warnings.warn_explicit(PREFIX + text, RuntimeWarning, code.co_filename, frame.f_lineno, module, registry)
     except Exception:
