@@ -85,7 +85,7 @@ class Live:
     first: Record | None = None
     phase: str = "starting"
     since: float = 0.0
-    begun: float = field(default_factory=time.monotonic)
+    started: float = field(default_factory=time.monotonic)
     stopped_for: float = 0.0
     stopped_since: float | None = None
     bytes: int = 0
@@ -117,7 +117,7 @@ class Live:
     @property
     def seconds(self) -> float:
         """Seconds that the process has run, without those in which it was stopped."""
-        return time.monotonic() - self.begun - self.paused
+        return time.monotonic() - self.started - self.paused
 
 
 class Runner:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 from collections.abc import Callable
 from pathlib import Path
 
@@ -208,6 +209,15 @@ def test_a_header_edited_a_moment_ago_is_looked_at_again(
     monkeypatch.setattr(subprocess, "Popen", no_process)
     with pytest.raises(BaseException, match="a process was started"):
         digest(root)
+
+
+def test_a_slow_clock_leaves_headers_settled(include: Path, root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All files are from its future, also those that have been there for years."""
+    monkeypatch.setattr(headers, "_SETTLED", 2.0)
+    slow = types.SimpleNamespace(time=lambda: time.time() - 1e8, monotonic=time.monotonic)
+    monkeypatch.setattr(headers, "time", slow)
+    before = digest(root)
+    assert headers._known and again(root) == before
 
 
 @pytest.mark.parametrize(

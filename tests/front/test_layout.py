@@ -1,4 +1,4 @@
-"""Who may import whom, and where private names of torch may stand."""
+"""Which rooms import which, and which modules use private names of torch."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ ROWS = [
     _other("HOME another user's, group 0", {}, _home(0o775, NOBODY, 0), group=0),
     _other("HOME another user's, closed", {}, _home(0o700, NOBODY, NOBODY)),
     Row(
-        name="no usable HOME, its stand-in somebody else's",
+        name="no usable HOME, and another user has the name of its replacement",
         shell=_as(_UID),
         environment={"HOME": "/"},
         prepare=_given(_UID, _taken),
