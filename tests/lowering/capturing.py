@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 from collections.abc import Callable
@@ -15,16 +16,29 @@ from fxpool.lowering.request.captured import Captured
 from fxpool.lowering.request.compile_request import CompileRequest
 
 
-def captured(function: Callable[..., Any], *inputs: Any, dynamic: bool | None = None) -> list[Captured]:
-    """What is captured of each graph when `function` is called on `inputs` (the call runs eagerly)."""
+class _NotRunError(Exception):
+    """Ends the call of a function whose first graph was captured."""
+
+
+def captured(
+    function: Callable[..., Any], *inputs: Any, dynamic: bool | None = None, run: bool = True
+) -> list[Captured]:
+    """What is captured of each graph when `function` is called on `inputs` (the call runs eagerly).
+
+    Without `run` only of the first graph, and nothing is computed.
+    """
     found: list[Captured] = []
+
+    def not_run(*_args: Any) -> Any:
+        raise _NotRunError
 
     def backend(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
         found.append(capture.capture(gm, example_inputs, label="test", into=Destination()))
-        return gm.forward
+        return gm.forward if run else not_run
 
     torch._dynamo.reset()
-    torch.compile(function, backend=backend, dynamic=dynamic)(*inputs)
+    with contextlib.suppress(_NotRunError):
+        torch.compile(function, backend=backend, dynamic=dynamic)(*inputs)
     return found
 
 
