@@ -9,7 +9,8 @@ import contextlib
 import threading
 from typing import Any
 
-from fxpool import torch_release
+from fxpool import config, torch_release
+from fxpool.errors import FxpoolError
 from fxpool.lowering import autoload, backend
 from fxpool.torch_compat.dynamo import backend_table
 
@@ -23,18 +24,26 @@ def __getattr__(name: str) -> Any:
         if torch_release.is_untested():
             from fxpool.lowering import untested_torch  # as said above
 
-            untested_torch.attempted(_start_ahead)
+            untested_torch.attempted(_before_the_first_graph)
         else:
-            _start_ahead()
+            _before_the_first_graph()
     autoload.register()  # torch may be configured not to call it
     backend_table.admit("fxpool", backend.fxpool_backend)
     return backend.fxpool_backend
 
 
-def _start_ahead() -> None:
+def _before_the_first_graph() -> None:
     from fxpool.lowering.core.runtime import runtime  # late: see the caller
+    from fxpool.torch_compat.dynamo import full_collections
 
     runtime.start_ahead(_tools_ahead)
+    full_collections.defer(_are_deferred)
+
+
+def _are_deferred() -> bool:
+    with contextlib.suppress(FxpoolError):  # the graph reports it
+        return config.current().defer_collections
+    return False
 
 
 def _tools_ahead(toolchain_dir: str | None) -> None:

@@ -32,6 +32,10 @@ from fxpool.pool.client.job_spec import JobSpec
 from fxpool.pool.host.limits import default_workers
 from fxpool.pool.wire.config import PoolConfig
 from fxpool.pool.wire.exceptions import RemoteError
+from fxpool.pool.wire.messages import Preparation
 from fxpool.pool.worker.worker import JobContext, current_job
 
-__all__ = ["Job", "JobContext", "JobSpec", "PoolClient", "PoolConfig", "RemoteError", "current_job", "default_workers"]
+__all__ = [
+    "Job", "JobContext", "JobSpec", "PoolClient", "PoolConfig", "Preparation", "RemoteError", "current_job",
+    "default_workers",
+]  # fmt: skip

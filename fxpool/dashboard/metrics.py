@@ -119,6 +119,7 @@ def families(servers: Iterable[dict[str, Any]], store: dict[str, Any], quarantin
         ("joined", "Jobs that joined a running job"),
         ("sub_jobs", "Sub-jobs"),
         ("forks", "Workers forked"),
+        ("prepared", "Workers forked with the modules of their program"),
         ("reused", "Jobs run by a reused worker"),
         ("retries", "Jobs retried"),
         ("deaths", "Deaths of workers and zygotes"),

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+
+import msgspec
 
 from fxpool import config
 from fxpool.lowering.core import pool_environment
-from fxpool.pool import JobSpec
+from fxpool.pool import JobSpec, Preparation
 
 __all__ = ["spec"]
 
+_IMPORT_CODE = "fxpool.lowering.worker.compiler:import_code"
 
-def spec(label: str, environment: Mapping[str, str]) -> JobSpec:
+
+def spec(
+    label: str, environment: Mapping[str, str], modules: Sequence[str] = (), libraries: Sequence[str] = ()
+) -> JobSpec:
     """Return a job specification under the current settings, with this program's import path and working directory.
 
-    `environment` are the job's variables in addition to its zygote's. Limits are in seconds and bytes.
+    `environment` are the job's variables in addition to its zygote's. Limits are in seconds and bytes. Workers import
+    `modules` of the program and load `libraries` before the job.
     """
     settings = config.current()
+    argument = msgspec.msgpack.encode((modules, libraries))
     return JobSpec(
         label=label,
         environment=pool_environment.job_environment(environment),
@@ -24,4 +32,5 @@ def spec(label: str, environment: Mapping[str, str]) -> JobSpec:
         cwd=pool_environment.working_directory(),
         timeout=settings.job_timeout,
         memory=settings.job_memory,
+        preparation=Preparation(_IMPORT_CODE, argument) if modules or libraries else None,
     )

@@ -4,6 +4,7 @@
     remote           the compile of one captured graph in a worker, with the worker's queries
     aot_graphs       the second level: a worker compiles each graph that AOTAutograd makes
     eager            runs a graph eagerly after it killed its workers
+    unimportable     records modules that workers cannot import
     failed_levels    records levels that failed, so that no process tries them again
 
 Imports all other parts of `lowering`.

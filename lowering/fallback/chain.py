@@ -28,7 +28,7 @@ from fxpool.lowering.core import switched_off
 from fxpool.lowering.core.attempt import Attempt, Outcome
 from fxpool.lowering.core.options import Options
 from fxpool.lowering.core.runtime import runtime
-from fxpool.lowering.fallback import eager, failed_levels
+from fxpool.lowering.fallback import eager, failed_levels, unimportable
 from fxpool.lowering.fallback.eager import DEADLY, run_eagerly
 from fxpool.lowering.request import capture
 from fxpool.lowering.request.captured import Captured
@@ -219,7 +219,7 @@ def _now(cut: CutGraph, attempt: Attempt) -> Call | None:
 
 
 def _is_of_code(error: CannotTravelError, captured: Captured) -> bool:
-    return error is captured.stays or error.reason in (CODE_DIFFERS, "code_not_importable")
+    return error is captured.stays or error.reason in (CODE_DIFFERS, unimportable.REASON)
 
 
 def _by_stages(

@@ -40,7 +40,7 @@ from fxpool.lowering.core import job_place
 from fxpool.lowering.core.attempt import Attempt, Outcome
 from fxpool.lowering.core.runtime import runtime
 from fxpool.lowering.cpp import host_facts
-from fxpool.lowering.fallback import eager, failed_levels
+from fxpool.lowering.fallback import eager, failed_levels, unimportable
 from fxpool.lowering.fallback.eager import DEADLY
 from fxpool.lowering.request import ambient
 from fxpool.lowering.request.captured import Captured
@@ -82,6 +82,7 @@ def compile_in_worker(captured: Captured, attempt: Attempt, store: LocalStore | 
         Exception: any error of the compile.
     """
     _refuse_other_code(captured)
+    unimportable.refuse(captured)
     failed_levels.refuse(captured, store)
     if captured.key is None or store is None or captured.request.debug_files is not None:
         flights = [""]  # another process's compile would write no debug files here
@@ -185,6 +186,7 @@ def _reply(
             raise
         except CannotTravelError as error:
             _remember_other_code(captured, error)
+            unimportable.remember(captured, error)
             raise
         except CannotReturnError as error:
             failed_levels.remember(attempt, error)
@@ -258,11 +260,11 @@ def _submit_once(
 
 
 def spec_of(request: CompileRequest) -> JobSpec:
-    """Return the job specification of a request: environment and limits."""
+    """Return the job specification of a request: environment, limits, and the modules that its workers import."""
     environment = (request.ambient.elsewhere() if request.devices else request.ambient).environment
     if request.visible is not None:
         environment = {**environment, "CUDA_VISIBLE_DEVICES": request.visible}
-    return job_place.spec(request.label, environment)
+    return job_place.spec(request.label, environment, request.modules, request.libraries)
 
 
 def _prepare_host(request: CompileRequest, payload: bytes) -> None:
@@ -279,6 +281,7 @@ def _prepare_host(request: CompileRequest, payload: bytes) -> None:
     spec = dataclasses.replace(
         spec_of(request),
         label="this host's toolchain",
+        preparation=None,
         timeout=None,
         memory=None,
         retries=0,

@@ -8,7 +8,7 @@ import os
 import pickle
 import textwrap
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol
 
@@ -75,15 +75,26 @@ class Send(Protocol):
     def __call__(self, function: str, payload: bytes, label: str, /, *, unseen: bool = False) -> Sent: ...
 
 
-def to_pool(function: str, payload: bytes, label: str, *, unseen: bool = False) -> Sent:
-    """Submit a job to this process's pool; with `unseen`, GPUs are hidden from it. Raises PoolError."""
+def to_pool(
+    function: str,
+    payload: bytes,
+    label: str,
+    *,
+    unseen: bool = False,
+    modules: Sequence[str] = (),
+    libraries: Sequence[str] = (),
+) -> Sent:
+    """Submit a job to this process's pool; with `unseen`, GPUs are hidden from it. Raises PoolError.
+
+    Its worker imports `modules` of the program and loads `libraries`.
+    """
     if config.current().pool == "off":
         raise PoolUnavailableError("the pool is switched off", remedy="set FXPOOL_POOL to embedded or host")
     environment = {name: value for name, value in os.environ.items() if name not in _KEPT_HERE}
     environment["TORCHINDUCTOR_CACHE_DIR"] = hooks.cache_directory()
     if unseen:
         environment |= dict.fromkeys(pool_environment.DEVICES, "")
-    return runtime.pool().submit(function, payload, job_place.spec(label, environment))
+    return runtime.pool().submit(function, payload, job_place.spec(label, environment, modules, libraries))
 
 
 def _step_down(error: FxpoolError, *, otherwise: str = "is compiled in this process") -> None:
@@ -285,6 +296,7 @@ class GraphPool:
             sees=seen,
             toolchain_dir=toolchain_dir,
         )
-        sent = to_pool(GRAPH_JOB, pickle.dumps(job), "graph", unseen=bool(facts))
+        payload = pickle.dumps(job)
+        sent = to_pool(GRAPH_JOB, payload, "graph", unseen=bool(facts), modules=modules, libraries=libraries)
         counters.count("borrowed", "fx")
         return sent

@@ -166,6 +166,43 @@ def _name(request: CompileRequest) -> str:
     return "fxpool " + name.replace(" ", "_")
 
 
+_imported: dict[bytes, CannotTravelError | None] = {}  # by argument
+
+
+def import_code(argument: bytes) -> None:
+    """Preparation of workers: import modules and load libraries of the program, named by `argument` (as msgpack).
+
+    Raises CannotTravelError: one cannot be loaded; no second call in this process tries it again.
+    """
+    if argument not in _imported:
+        modules, libraries = msgspec.msgpack.decode(argument)
+        _imported[argument] = _import_code(modules, libraries)
+        if modules or libraries:
+            otherwise.forget_what_was_gathered()
+    if (error := _imported[argument]) is not None:
+        raise error
+
+
+def _import_code(modules: Sequence[str], libraries: Sequence[str]) -> CannotTravelError | None:
+    for library in libraries:
+        try:
+            operators.load_library(library)
+        except (OSError, RuntimeError) as error:
+            return _not_imported(f"{library}: {error}", error)
+    for module in modules:
+        try:
+            importlib.import_module(module)
+        except Exception as error:  # a module of the program, which may raise anything
+            return _not_imported(f"{module}: {type(error).__name__}: {error}", error)
+    return None
+
+
+def _not_imported(detail: str, cause: Exception) -> CannotTravelError:
+    error = CannotTravelError("code_not_importable", detail)
+    error.__cause__ = cause
+    return error
+
+
 def load_code(
     modules: Sequence[str], libraries: Sequence[str], code: SentCode | None, answers: probe_cache.Kept | None = None
 ) -> Sequence[Otherwise]:
@@ -175,19 +212,7 @@ def load_code(
     `unless_met`).
     Raises CannotTravelError: one cannot be loaded in this process, or has other code than the client's.
     """
-    for library in libraries:
-        try:
-            operators.load_library(library)
-        except (OSError, RuntimeError) as error:
-            raise CannotTravelError("code_not_importable", f"{library}: {error}") from error
-    for module in modules:
-        try:
-            importlib.import_module(module)
-        except Exception as error:  # a module of the program, which may raise anything
-            detail = f"{module}: {type(error).__name__}: {error}"
-            raise CannotTravelError("code_not_importable", detail) from error
-    if modules or libraries:
-        otherwise.forget_what_was_gathered()
+    import_code(msgspec.msgpack.encode((modules, libraries)))
     if code is None:
         return []
     try:

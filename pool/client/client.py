@@ -141,6 +141,7 @@ class PoolClient:
                 watched=on_event is not None,
                 spare=spec.spare,
                 answers=on_ask is not None,
+                preparation=spec.preparation,
             )
 
         for _ in range(3):

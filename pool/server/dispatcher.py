@@ -71,7 +71,18 @@ class Dispatcher:
         self.loop = asyncio.get_running_loop()
         self.slots = slots
         self.scheduler = Scheduler(slots)
-        names = ("jobs", "joined", "sub_jobs", "forks", "reused", "retries", "deaths", "not_begun", "dropped_records")
+        names = (
+            "jobs",
+            "joined",
+            "sub_jobs",
+            "forks",
+            "prepared",
+            "reused",
+            "retries",
+            "deaths",
+            "not_begun",
+            "dropped_records",
+        )
         self.counters = dict.fromkeys(names, 0)
         self.fork_seconds = 0.0
         self.limits = limits
@@ -351,7 +362,7 @@ class Dispatcher:
             self._worker_silent(worker, error)
 
         worker.connection = Connection(ours, m.FromWorker, on_frame, on_end)
-        self._to_zygote(m.Fork(worker=action.worker, log_path=str(path)), theirs)
+        self._to_zygote(m.Fork(worker=action.worker, log_path=str(path), branch=outcomes.branch_of(work.ask)), theirs)
         self.counters["forks"] += 1
         self._send(worker, run, work.payload)
 
@@ -488,6 +499,7 @@ class Dispatcher:
     def on_forked(self, message: m.Forked) -> None:
         """Record a worker's pid, and tell the callers that their job has started."""
         self.fork_seconds = message.seconds
+        self.counters["prepared"] += message.prepared
         worker = self._workers.get(message.worker)
         if worker is None:
             return

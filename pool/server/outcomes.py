@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import hashlib
 import os
 from collections import deque
 from dataclasses import dataclass, field
@@ -20,8 +21,8 @@ from fxpool.pool.wire import messages as m
 from fxpool.pool.wire.connection import Connection
 
 __all__ = [
-    "Client", "Exceeded", "JobLogs", "Work", "Worker", "WorkerResult", "as_part", "describe", "kind_of", "order",
-    "outcome", "unable", "why_unable",
+    "Client", "Exceeded", "JobLogs", "Work", "Worker", "WorkerResult", "as_part", "branch_of", "describe", "kind_of",
+    "order", "outcome", "unable", "why_unable",
 ]  # fmt: skip
 
 _FAILED_LOGS_KEPT = 50
@@ -178,12 +179,20 @@ def order(worker: Worker, slots: int) -> m.Run:
         scratch=str(worker.scratch),
         runtime_root=str(worker.scratch.parents[2]),
         reuse=ask.reuse,
+        preparation=ask.preparation,
     )
 
 
 def kind_of(ask: m.Submit) -> str:
     """Return a name that is equal for jobs that one worker may run: they agree in all that its first job sets up."""
     return repr((sorted(ask.environment.items()), ask.sys_path, ask.cwd, sorted(ask.levels.items()), ask.disabled))
+
+
+def branch_of(ask: m.Submit) -> str:
+    """Return a name that is equal for jobs whose preparation leads to the same process; "" without a preparation."""
+    if ask.preparation is None:
+        return ""
+    return hashlib.sha256(f"{kind_of(ask)} {ask.preparation!r}".encode()).hexdigest()
 
 
 def outcome(action: d.Deliver, work: Work, worker: Worker | None) -> tuple[m.Done | m.Failed, memoryview]:

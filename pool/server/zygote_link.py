@@ -171,6 +171,8 @@ class ZygoteLink:
                 self._listener.on_prepared(message)
             elif isinstance(message, m.Resting):
                 self._listener.on_resting()
+            elif isinstance(message, m.Deferred):
+                self._owed.pop(message.worker, None)
             else:
                 self._of_a_worker(message)
 
@@ -227,5 +229,5 @@ class ZygoteLink:
             if not packet:
                 return
             message = _decoder.decode(packet)
-            if not isinstance(message, (m.Prepared, m.Resting)):
+            if not isinstance(message, (m.Prepared, m.Resting, m.Deferred)):
                 self._of_a_worker(message)

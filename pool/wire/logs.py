@@ -20,7 +20,7 @@ from typing import Any
 from fxpool import notices
 from fxpool.pool.wire import messages as m
 
-__all__ = ["STREAMS", "Forwarder", "level_map", "replay"]
+__all__ = ["STREAMS", "Forwarder", "level_map", "replay", "stop_forwarding_prints"]
 
 #: Names of records that hold printed text, and the streams it was printed to.
 STREAMS = {"fxpool printed": "stdout", "fxpool printed to stderr": "stderr"}
@@ -148,18 +148,26 @@ class Forwarder:
         self._send(record)
 
 
+def stop_forwarding_prints() -> None:
+    """Undo for printed text what `Forwarder.install` did, in a process that serves several jobs."""
+    for stream in STREAMS.values():
+        printed = getattr(sys, stream)
+        if isinstance(printed, _Printed):
+            setattr(sys, stream, printed.log)
+
+
 class _Printed:
     """A stream that writes to the worker's log, and passes whole lines on; `flush` passes on the rest."""
 
     def __init__(self, log: Any, forward: Callable[[str], None]) -> None:
-        self._log, self._forward, self._line = log, forward, ""
+        self.log, self._forward, self._line = log, forward, ""
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._log, name)
+        return getattr(self.log, name)
 
     def write(self, text: str) -> int:
-        if self._log is not None:
-            self._log.write(text)
+        if self.log is not None:
+            self.log.write(text)
         self._line += text
         if "\n" in self._line:
             lines, _, self._line = self._line.rpartition("\n")
@@ -171,8 +179,8 @@ class _Printed:
             self.write(line)
 
     def flush(self) -> None:
-        if self._log is not None:
-            self._log.flush()
+        if self.log is not None:
+            self.log.flush()
         if self._line:
             text, self._line = self._line, ""
             self._forward(text)

@@ -12,7 +12,10 @@ input and output, pickled exceptions) are not fields: they follow the message as
 | worker -> server  | Begun, Unable, Returned, Phase, Submit, Cancel, Ask, Waiting, Resume, SlotsQuery,       |
 |                   | LogRecord, WarningRecord                                                                |
 | server -> zygote  | Prepare, Fork, Kill, WarmUp, Stop, GoOn, Rest                                           |
-| zygote -> server  | Prepared, Forked, Exited, Resting                                                       |
+| zygote -> server  | Prepared, Forked, Deferred, Exited, Resting                                             |
+| branch -> zygote  | Prepared, NoBranch, Forked, Outdated, Exited, Resting                                   |
+
+A branch receives from the zygote what the zygote receives from the server.
 """
 
 from __future__ import annotations
@@ -51,6 +54,17 @@ class Refused(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True
 # ---------------------------------------------------------------- jobs
 
 
+class Preparation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A worker calls `function` on `argument` before its job.
+
+    That makes the process ready for all jobs with an equal preparation, and does nothing else. The zygote keeps a copy
+    of the process (a branch), and forks the workers of later jobs from that. If it raises, the job runs all the same.
+    """
+
+    function: str
+    argument: bytes
+
+
 class Submit(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True, omit_defaults=True):
     """Submits a job or (from a worker) a sub-job; the payload is its input.
 
@@ -63,7 +77,8 @@ class Submit(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True,
     answers the job's questions (`Asked`).
 
     A sub-job inherits its parent's environment, to which its own entries are added, and its sys_path, cwd, priority and
-    levels. It is under its parent's limits. Its own values of these fields, `flight` and `spare` are ignored.
+    levels. It is under its parent's limits. Its own values of these fields, `flight` and `spare` are ignored, and it
+    has no preparation.
     """
 
     job: int
@@ -84,6 +99,7 @@ class Submit(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True,
     alone: bool = False
     spare: bool = False
     answers: bool = False
+    preparation: Preparation | None = None
 
 
 class Cancel(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
@@ -321,6 +337,7 @@ class Run(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True, om
     scratch: str = ""  # the worker creates this directory for temporary files; the server removes it
     runtime_root: str = ""  # holds the directories of this user's servers, and the measurement locks
     reuse: bool = False
+    preparation: Preparation | None = None
 
 
 class Begun(msgspec.Struct, tag=True, forbid_unknown_fields=True):
@@ -417,10 +434,14 @@ class Prepared(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=Tru
 
 
 class Fork(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
-    """Fork a worker. The worker's end of its socket is attached to this message."""
+    """Fork a worker. The worker's end of its socket is attached to this message.
+
+    Workers of one `branch` have the same preparation, environment, import path and directory.
+    """
 
     worker: int
     log_path: str
+    branch: str = ""
 
 
 class WarmUp(msgspec.Struct, tag=True, forbid_unknown_fields=True):
@@ -456,11 +477,31 @@ class Kill(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
 
 
 class Forked(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
-    """A worker was forked, which took `seconds`."""
+    """A worker was forked, which took `seconds`. `prepared`: from a branch, so that it needs no preparation."""
 
     worker: int
     pid: int
     seconds: float
+    prepared: bool = False
+
+
+class Deferred(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """A worker is forked later, from a branch that another worker is making."""
+
+    worker: int
+
+
+class NoBranch(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """A worker could not make a branch, and no other worker could either."""
+
+    reason: str
+
+
+class Outdated(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """A branch returns `order` with its socket, and ends: a file that its preparation read has changed (`reason`)."""
+
+    order: Fork
+    reason: str
 
 
 class Exited(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
@@ -509,4 +550,5 @@ FromWorker = (
     | WarningRecord
 )
 ToZygote = Prepare | Fork | Kill | WarmUp | Stop | GoOn | Rest
-FromZygote = Prepared | Forked | Exited | Resting
+FromZygote = Prepared | Forked | Deferred | Exited | Resting
+FromBranch = Prepared | NoBranch | Forked | Outdated | Exited | Resting

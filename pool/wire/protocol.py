@@ -41,7 +41,7 @@ __all__ = [
     "peer_credentials",
 ]
 
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6
 MAGIC = b"fxpl"
 HEADER = struct.Struct(">4sBBHIQ")
 

@@ -25,7 +25,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -34,6 +34,7 @@ from fxpool.errors import PoolUnavailableError, ProtocolError
 from fxpool.pool.wire import exceptions, logs
 from fxpool.pool.wire import messages as m
 from fxpool.pool.wire.protocol import Buffer, Channel, decoder_of, encode
+from fxpool.pool.worker import preparing
 
 __all__ = ["EXIT_SETUP", "JobContext", "current_job", "say_unable"]
 
@@ -275,8 +276,18 @@ class JobContext:
 # ---------------------------------------------------------------- the process
 
 
-def main(sock: socket.socket) -> None:
-    """Receive a job over `sock`, run it, send the answer, and end the process. Does not return."""
+class Branching(Protocol):
+    """Makes a copy of this process for later workers with the same preparation; see `zygote.Branching`."""
+
+    def decline(self, reason: str) -> None: ...
+    def branch(self, files: preparing.Files) -> None: ...
+
+
+def main(sock: socket.socket, branching: Branching | None = None, prepared: bool = False) -> None:
+    """Receive a job over `sock`, run it, send the answer, and end the process. Does not return.
+
+    With `branching`, run the job's preparation before the job. `prepared`: this process is a copy of one that did.
+    """
     global _current
     code = 0
     try:
@@ -295,11 +306,11 @@ def main(sock: socket.socket) -> None:
                 raise ProtocolError(f"a worker expects Run, not {type(run).__name__}")
             try:
                 if first:
-                    _settle(run)
+                    _settle(run, prepared)
             except _UnableError as unable:
                 link.channel.send(m.Unable(reason=str(unable), code=unable.code))
                 os._exit(EXIT_SETUP)
-            answer, result = _run(run, payload, link, first=first)
+            answer, result = _run(run, payload, link, branching if first else None, first=first)
             del payload, frame
             _flush()
             # A process with other threads, such as the one that receives, is not clean enough for another job.
@@ -319,7 +330,9 @@ def main(sock: socket.socket) -> None:
         os._exit(code)
 
 
-def _run(run: m.Run, payload: memoryview, link: _Link, *, first: bool) -> tuple[m.Returned, bytes]:
+def _run(
+    run: m.Run, payload: memoryview, link: _Link, branching: Branching | None, *, first: bool
+) -> tuple[m.Returned, bytes]:
     global _current
     start = time.perf_counter()
     runner = sys._getframe()
@@ -330,6 +343,8 @@ def _run(run: m.Run, payload: memoryview, link: _Link, *, first: bool) -> tuple[
                 os.chdir(run.cwd)
         link.channel.send(m.Begun())
         _current = JobContext(run, link)
+        if branching is not None and run.preparation is not None:
+            _prepare(run.preparation, run.scratch, branching)
         data = bytes(payload)
         payload.release()
         result = _resolve(run.function)(data)
@@ -342,6 +357,17 @@ def _run(run: m.Run, payload: memoryview, link: _Link, *, first: bool) -> tuple[
         # The frame of `_run` does not help; keep it only if it is the only frame.
         skip = 1 if trace is not None and trace.tb_frame is runner else 0
         return m.Returned(ok=False, seconds=seconds, pid=os.getpid()), exceptions.dump(error, skip=skip)
+
+
+def _prepare(preparation: m.Preparation, scratch: str, branching: Branching) -> None:
+    """Run the job's preparation, and let the process be copied before the job changes it."""
+    files, reason = preparing.prepare(
+        lambda argument: _resolve(preparation.function)(argument), preparation.argument, scratch
+    )
+    if files is None:
+        branching.decline(reason)
+    else:
+        branching.branch(files)
 
 
 def _spoiled() -> bool:
@@ -367,15 +393,19 @@ class _UnableError(Exception):
         super().__init__(f"{what}: {error}")
 
 
-def _settle(run: m.Run) -> None:
-    """Apply the job's environment and import path. Raises _UnableError."""
-    for name, value in run.environment.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
-    if "TZ" in run.environment:
-        time.tzset()
+def _settle(run: m.Run, prepared: bool) -> None:
+    """Apply the job's environment and import path. Raises _UnableError.
+
+    A copy of a process that is `prepared` has them, with what the preparation changed there.
+    """
+    if not prepared:
+        for name, value in run.environment.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        if "TZ" in run.environment:
+            time.tzset()
     if run.scratch:
         try:
             os.makedirs(run.scratch, mode=0o700, exist_ok=True)
@@ -383,6 +413,8 @@ def _settle(run: m.Run) -> None:
             raise _UnableError("cannot create a directory for temporary files", error) from error
         os.environ["TMPDIR"] = run.scratch
         tempfile.tempdir = None
+    if prepared:
+        return
     if run.sys_path:
         sys.path[:] = list(dict.fromkeys([*run.sys_path, *sys.path]))
     # Forget directories that did not exist when the zygote searched them. Not invalidate_caches: it visits, and so

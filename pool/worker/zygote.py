@@ -5,6 +5,9 @@
 It receives orders over a SOCK_SEQPACKET socket, one message per packet; a worker's socket is attached to its Fork. When
 that socket closes, the zygote ends, with all workers and the processes that they left. It must have only one thread,
 because a fork copies the locks of all threads but only the calling thread; this is checked before every fork.
+
+A branch (see `branches`) is such a process too: a copy of a worker after its preparation, with the zygote in the place
+of the server.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ import sys
 import tempfile
 import time
 import traceback
+from typing import NamedTuple, NoReturn
 
 import msgspec
 import psutil
@@ -30,8 +34,10 @@ from fxpool.pool.host import memory, processes
 from fxpool.pool.wire import messages as m
 from fxpool.pool.wire.protocol import PROTOCOL_VERSION
 from fxpool.pool.worker import worker
+from fxpool.pool.worker.branches import PACKET, Branch, Branches
+from fxpool.pool.worker.branching import Branching, close_others, open_descriptors
+from fxpool.pool.worker.preparing import Files
 
-PACKET = 128 << 10
 # Characters kept of a traceback, which must fit into a packet.
 _REASON_KEPT = 32 << 10
 # Seconds without an order before the next idle call.
@@ -59,6 +65,11 @@ class Zygote:
         self.idle: list[str] = []  # idle calls that are still to be made
         self.all_idle: tuple[str, ...] = ()
         self.rests = False
+        # In a branch: the files that its preparation read, and the process that sends it orders.
+        self.files: Files | None = None
+        self.zygote_pid = 0
+        self.selector = selectors.PollSelector()
+        self.branches = Branches(self.selector, self.send, lambda: memory.warm_up_fits(memory.Host.look()))
 
     def prepare(self) -> bool:
         """Import the server's preload modules; return whether that succeeded. The server is told the reason if not."""
@@ -68,7 +79,7 @@ class Zygote:
         order = _decoder.decode(packet)
         assert isinstance(order, m.Prepare)
         sys.path[:] = list(dict.fromkeys([*order.sys_path, *sys.path]))
-        before = _descriptors()
+        before = open_descriptors()
         start = time.perf_counter()
         failure = ""
         gc.disable()  # a collection scans a million objects to free a few
@@ -87,13 +98,24 @@ class Zygote:
                 "unsafe to fork; if numpy is among them, set OPENBLAS_NUM_THREADS=1"
             )
         # Workers keep the descriptors that preloaded modules opened, and close all others of the zygote.
-        self.foreign = _descriptors() - before
+        self.foreign = open_descriptors() - before
         self.idle = [name for name in order.idle.split(",") if name]
         self.all_idle = tuple(self.idle)
         _freeze()
         seconds = time.perf_counter() - start
         self.send(m.Prepared(pid=os.getpid(), seconds=seconds, threads=threads, failure=failure))
         return not failure
+
+    def _serve_as_branch(self, control: socket.socket, files: Files) -> NoReturn:
+        """Carry out the zygote's orders, in a copy of a worker that called a preparation."""
+        self.control, self.files, self.zygote_pid = control, files, self.pid
+        self.pid = os.getpid()
+        self.process = psutil.Process()
+        self.workers = {}
+        self.selector = selectors.PollSelector()
+        self.branches = Branches(self.selector, self.send, lambda: False)
+        _freeze()
+        _run(self)
 
     def is_idle(self) -> bool:
         """Return whether to make the next idle call if no order arrives.
@@ -104,7 +126,7 @@ class Zygote:
         if not self.idle or self.rests:
             return False
         spare = self.idle[0] == self.all_idle[0] and len(self.workers) + 1 < len(os.sched_getaffinity(0))
-        return spare or not self.workers
+        return spare or not (self.workers or self.branches.busy)
 
     def use_idle_time(self) -> None:
         """Make the next idle call. If it fails, workers only start more slowly.
@@ -135,28 +157,35 @@ class Zygote:
         _freeze()
         print(f"zygote {self.pid}: {name} took {time.perf_counter() - start:.2f} s", file=sys.stderr, flush=True)
 
-    def serve(self) -> socket.socket | None:
-        """Carry out orders until the server has ended, then return None.
+    def serve(self) -> Forked | None:
+        """Carry out orders until the server has ended, then return None; in a forked worker, return its sockets.
 
-        In a forked worker, return its socket; all other descriptors of the zygote are closed.
+        All other descriptors of the zygote are closed in a worker.
         """
         self.control.setblocking(False)
         # Python runs signal handlers between bytecodes; the pipe makes select() return for them.
         wake, waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        with selectors.PollSelector() as selector:
-            selector.register(self.control, selectors.EVENT_READ)
-            selector.register(wake, selectors.EVENT_READ)
-            while True:
-                ready = selector.select(_IDLE_AFTER if self.is_idle() else None)  # orders take precedence
-                if not ready:
+        self.selector.register(self.control, selectors.EVENT_READ)
+        self.selector.register(wake, selectors.EVENT_READ)
+        while True:
+            # Orders take precedence over idle calls.
+            ready = self.selector.select(_IDLE_AFTER if self.is_idle() else self.branches.seconds_left())
+            if not ready:
+                self.branches.tidy()
+                if self.is_idle():
                     self.use_idle_time()
-                for key, _ in ready:
-                    if key.fd == wake:
-                        os.read(wake, 4096)
-                        self.reap()
-                        continue
+            for key, _ in ready:
+                undone: list[tuple[m.Fork, int]] = []
+                if key.fd == wake:
+                    os.read(wake, 4096)
+                    for branch in self.branches:  # before a branch could be taken for a stray
+                        undone += self.branches.read(branch)
+                    self.reap()
+                elif isinstance(key.data, Branch):
+                    undone += self.branches.read(key.data)
+                else:
                     try:
                         packet, descriptors, _, _ = socket.recv_fds(self.control, PACKET, 4)
                     except (BlockingIOError, InterruptedError):
@@ -168,50 +197,94 @@ class Zygote:
                     ours = self.obey(_decoder.decode(packet), descriptors)
                     if ours is not None:
                         return ours
+                for order, descriptor in undone:
+                    ours = self.start(order, descriptor)
+                    if ours is not None:
+                        return ours
 
-    def obey(self, order: m.ToZygote, descriptors: list[int]) -> socket.socket | None:
-        """Carry out an order; in a forked worker, return its socket."""
+    def obey(self, order: m.ToZygote, descriptors: list[int]) -> Forked | None:
+        """Carry out an order; in a forked worker, return its sockets."""
         if isinstance(order, (m.Kill, m.Stop, m.GoOn)):
             for pid, number in self.workers.items():
                 if number == order.worker:
                     processes.signal_group(pid, _SIGNALS[type(order)])
+            self.branches.relay(order)
         elif isinstance(order, m.Fork):
             if not descriptors:  # the kernel drops descriptors that this process has no number left for
                 self.refuse(order, "the zygote has no file descriptor left for the worker's socket", errno.EMFILE)
                 return None
-            return self.fork(order, descriptors[0])
+            return self.start(order, descriptors[0])
         elif isinstance(order, m.WarmUp):
             while self.idle:
                 self.use_idle_time()
         elif isinstance(order, m.Rest):
             self.rests = order.on
+            self.branches.relay(order)
             self.send(m.Resting())
         return None
 
-    def fork(self, order: m.Fork, descriptor: int) -> socket.socket | None:
-        """Fork a worker; return its socket in the worker, and None in the zygote."""
+    def start(self, order: m.Fork, descriptor: int) -> Forked | None:
+        """Fork a worker here or in its branch; in the worker, return its sockets."""
+        if self.files is not None:
+            if path := self.files.changed():
+                self.give_back(order, descriptor, f"{path} was changed")
+                return None
+            if os.getppid() == self.zygote_pid:  # the worker that made this branch has ended
+                processes.die_with_parent(signal.SIGKILL, self.zygote_pid)
+        elif order.branch and self.branches.takes(order, descriptor):
+            return None
+        offer = self.branches.offer(order.branch) if order.branch and self.files is None else None
+        return self.fork(order, descriptor, offer)
+
+    def fork(self, order: m.Fork, descriptor: int, offer: socket.socket | None) -> Forked | None:
+        """Fork a worker, which may make a branch if it gets the end of a socket (`offer`) for that.
+
+        Returns the worker's sockets in the worker, and None in the zygote.
+        """
         start = time.perf_counter()
         try:
             threads = self.process.num_threads()
             if threads != 1:
                 os.close(descriptor)
+                self.withdraw(order, offer)
                 self.refuse(order, f"the zygote has {threads} threads, so forking it is unsafe")
                 return None
             pid = os.fork()
         except OSError as error:
             os.close(descriptor)
+            self.withdraw(order, offer)
             self.refuse(order, f"fork failed: {error}", error.errno)
             return None
         if pid == 0:
-            return self.become_worker(order, descriptor)
+            return self.become_worker(order, descriptor, offer)
         os.close(descriptor)
+        if offer is not None:
+            offer.close()
         try:
             os.setpgid(pid, pid)  # the worker does this too, so that it has happened before any kill
         except OSError:
             pass
         self.workers[pid] = order.worker
-        self.send(m.Forked(worker=order.worker, pid=pid, seconds=time.perf_counter() - start))
+        prepared = self.files is not None
+        self.send(m.Forked(worker=order.worker, pid=pid, seconds=time.perf_counter() - start, prepared=prepared))
         return None
+
+    def withdraw(self, order: m.Fork, offer: socket.socket | None) -> None:
+        """Take back the offer to make a branch."""
+        if offer is not None:
+            offer.close()
+            self.branches.withdraw(order.branch)
+
+    def give_back(self, order: m.Fork, descriptor: int, reason: str) -> None:
+        """Return an order to the zygote, in a branch."""
+        self.control.setblocking(True)
+        try:
+            socket.send_fds(self.control, [_encode(m.Outdated(order=order, reason=reason))], [descriptor])
+        except (BrokenPipeError, ConnectionError):
+            pass  # the next read sees the end of the stream
+        finally:
+            self.control.setblocking(False)
+            os.close(descriptor)
 
     def refuse(self, order: m.Fork, reason: str, number: int | None = None) -> None:
         """Report that no worker was forked; `number` is the errno, if any."""
@@ -225,9 +298,10 @@ class Zygote:
             )
         )
 
-    def become_worker(self, order: m.Fork, descriptor: int) -> socket.socket:
-        """Set up a forked process as a worker, and return its socket. Exits if that fails."""
+    def become_worker(self, order: m.Fork, descriptor: int, offer: socket.socket | None) -> Forked:
+        """Set up a forked process as a worker, and return its sockets. Exits if that fails."""
         try:
+            self.branches.leave()
             os.setpgid(0, 0)
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -235,19 +309,18 @@ class Zygote:
             processes.die_with_parent(signal.SIGKILL, self.pid)
             processes.adopt_orphans()
             processes.name_process("fxpool worker")
+            keep = {0, 1, 2, descriptor, *self.foreign}
+            branching = None
+            if offer is not None:
+                branching = Branching(offer, os.dup(1), os.dup(2), self.foreign, self._serve_as_branch)
+                keep |= branching.descriptors
             log = os.open(order.log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
             os.dup2(log, 1)
             os.dup2(log, 2)
             self.control.close()
-            # A copy of another process's socket would hide its death.
-            keep = {0, 1, 2, descriptor, *self.foreign}
-            for number in _descriptors() - keep:
-                try:
-                    os.close(number)
-                except OSError:
-                    pass
+            close_others(keep)  # a copy of another process's socket would hide its death
             os.set_inheritable(descriptor, False)
-            return socket.socket(fileno=descriptor)
+            return Forked(socket.socket(fileno=descriptor), branching, self.files is not None)
         except BaseException as error:
             traceback.print_exc()
             sys.stderr.flush()
@@ -276,10 +349,11 @@ class Zygote:
                 self.send(
                     m.Exited(worker=number, exit_code=status if exited else None, signal=None if exited else status)
                 )
-        processes.reap_strays(set(self.workers))
+        processes.reap_strays(set(self.workers) | self.branches.pids)
 
     def end(self) -> None:
-        """Kill all workers and the processes that they started."""
+        """Kill all workers and the processes that they started, and all branches."""
+        self.branches.leave()
         for pid in list(self.workers):
             processes.kill_group(pid)
         processes.reap_strays(set(), seconds=2.0)
@@ -295,6 +369,32 @@ class Zygote:
             self.control.setblocking(False)
 
 
+class Forked(NamedTuple):
+    """The result of `serve` in a worker. `prepared`: it was forked from a branch."""
+
+    sock: socket.socket
+    branching: Branching | None
+    prepared: bool
+
+
+def _run(zygote: Zygote) -> NoReturn:
+    """Carry out orders until the end of the process, which may be that of a worker."""
+
+    def leave(*_: object) -> None:
+        zygote.end()
+        os._exit(0)
+
+    signal.signal(signal.SIGTERM, leave)
+    ours = zygote.serve()
+    if ours is not None:
+        worker.main(*ours)  # does not return
+    zygote.end()
+    # Not sys.exit: preloaded modules may have registered slow exit handlers.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
 def _freeze() -> None:
     """Exempt all existing objects from garbage collection in the workers, which would write to the shared pages."""
     gc.collect()
@@ -308,21 +408,6 @@ def _limits_in_force() -> str:
     if size == resource.RLIM_INFINITY:
         return ""
     return f"its address space is limited to {size >> 20} MB: raise the limit (`ulimit -v`), or set FXPOOL_POOL=off"
-
-
-def _descriptors() -> set[int]:
-    with os.scandir("/proc/self/fd") as entries:
-        numbers = {int(entry.name) for entry in entries}
-    # The listing includes scandir's descriptor, which is closed by now.
-    return {number for number in numbers if _is_open(number)}
-
-
-def _is_open(number: int) -> bool:
-    try:
-        os.fstat(number)
-    except OSError:
-        return False
-    return True
 
 
 def main(arguments: list[str]) -> int:
@@ -343,20 +428,7 @@ def main(arguments: list[str]) -> int:
     zygote = Zygote(socket.socket(fileno=control_fd))
     if not zygote.prepare():
         return 1
-
-    def leave(*_: object) -> None:
-        zygote.end()
-        os._exit(0)
-
-    signal.signal(signal.SIGTERM, leave)
-    ours = zygote.serve()
-    if ours is not None:
-        worker.main(ours)  # does not return
-    zygote.end()
-    # Not sys.exit: preloaded modules may have registered slow exit handlers.
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
+    _run(zygote)
 
 
 if __name__ == "__main__":

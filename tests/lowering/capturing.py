@@ -23,9 +23,9 @@ class _NotRunError(Exception):
 def captured(
     function: Callable[..., Any], *inputs: Any, dynamic: bool | None = None, run: bool = True
 ) -> list[Captured]:
-    """What is captured of each graph when `function` is called on `inputs` (the call runs eagerly).
+    """Return the captures of all graphs when `function` is called on `inputs` (the call runs eagerly).
 
-    Without `run` only of the first graph, and nothing is computed.
+    Without `run`, only the first graph is captured, and nothing is computed.
     """
     found: list[Captured] = []
 

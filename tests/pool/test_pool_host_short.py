@@ -176,10 +176,10 @@ BROKEN = {
         import os
         from fxpool.pool.worker import worker
         real = worker._settle
-        def settle(run):
+        def settle(run, prepared):
             if os.path.exists({mark!r}):
                 os.kill(os.getpid(), 9)
-            real(run)
+            real(run, prepared)
         worker._settle = settle
         """,
 }

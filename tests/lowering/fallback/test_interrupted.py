@@ -107,10 +107,11 @@ def test_a_signal_handler_in_the_wait_for_a_worker(error: type[Exception], share
         send()
 
     ringing = threading.Thread(target=when_it_runs)
-    with alarm(error), pytest.raises(Exception) as caught:
-        ringing.start()
-        torch.compile(wide, backend="fxpool")(X)
-    ringing.join()
+    with alarm(error):
+        with pytest.raises(Exception) as caught:
+            ringing.start()
+            torch.compile(wide, backend="fxpool")(X)
+        ringing.join()  # before the handler is gone: by default, the signal ends the process
     assert type(inner(caught.value)) is error
     assert nothing_runs()
     as_a_new_process(cache)

@@ -39,7 +39,7 @@ def test_inductor_believes_what_is_known() -> None:
 @X86
 def test_extensions_of_a_set_are_known_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
     name = next(one for one in SETS if "avx512" in one and "amx" not in one)
-    monkeypatch.setattr(cpu_vec_isa, "x86_isa_checker", name.split)  # whatever the processor of this test has
+    monkeypatch.setattr(cpu_vec_isa, "x86_isa_checker", name.split)  # on any processor
     with instruction_sets.instruction_sets_known([(name, {"_is_avx512_bf16_supported": True})]):
         ((found, extra),) = instruction_sets.usable_instruction_sets()
         assert (found, extra) == (name, {"_is_avx512_bf16_supported": True})
