@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import crash_jobs
+import own_jobs
 import psutil
 import pytest
 from compiling import compiled
@@ -65,8 +66,9 @@ def victim(who: str, facts: dict[str, Any], running: dict[str, Any] | None) -> i
 
 def seen_in(phase: str, who: str) -> Callable[[dict[str, Any]], int | None]:
     def seen(facts: dict[str, Any]) -> int | None:
-        there = [one for one in facts["running"] if not one["sub_job"] and ours(one) and one["phase"] == phase]
-        parts = [one for one in facts["running"] if one["sub_job"] and one["reached"] and there]
+        running = own_jobs.running(facts)
+        there = [one for one in running if not one["sub_job"] and ours(one) and one["phase"] == phase]
+        parts = [one for one in running if one["sub_job"] and one["reached"] and there]
         if phase == "kernels" and not parts:
             return None
         return victim(who, facts, (parts if who == "sub-job" else there)[0]) if there else None
@@ -98,7 +100,7 @@ def _settles() -> bool:
     deadline = time.monotonic() + SECONDS
     while time.monotonic() < deadline:
         facts = runtime.pool().status()
-        if [facts.get("running"), facts.get("queued"), facts.get("workers")] == [[], 0, []]:
+        if not (own_jobs.running(facts) or own_jobs.waiting(facts)):
             return True
         time.sleep(0.02)
     return False
@@ -148,10 +150,10 @@ def test_killed_while_a_graph_waits_for_a_slot(who: str, shared_pool: Path, cach
     try:
 
         def seen(facts: dict[str, Any]) -> int | None:
-            if len([one for one in facts["running"] if one["pid"]]) < len(blocking):
+            if len([one for one in own_jobs.running(facts) if one["pid"]]) < len(blocking):
                 return None
             # A process that has Inductor imported asks for torch's tables before its first graph.
-            wanted = [one for one in facts["waiting"] if ours(one) or one["label"] == "torch's tables"]
+            wanted = [one for one in own_jobs.waiting(facts) if ours(one) or one["label"] == "torch's tables"]
             there = [one for one in wanted if not one["running"]]
             return victim(who, facts, None) if there and facts["queued"] else None
 

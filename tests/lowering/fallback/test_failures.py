@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import own_jobs
 import psutil
 import pytest
 import torch
@@ -130,8 +131,8 @@ def test_an_unsafe_cache_directory_is_refused_and_counted(
 
 
 def workers_busy() -> list[int]:
-    """Pids of workers that compile a graph; not of those that wait for another kernel, or are still on their way."""
-    running = [job for job in runtime.pool().status().get("running", []) if job["pid"] and job["reached"]]
+    """Pids of workers that compile a graph of this process; not if they are on their way, or wait for a kernel."""
+    running = [job for job in own_jobs.running(runtime.pool().status()) if job["pid"] and job["reached"]]
     return [job["pid"] for job in running if not job["sub_job"] and job["label"].startswith("graph")]
 
 

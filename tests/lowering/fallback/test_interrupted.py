@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import own_jobs
 import pytest
 import torch
 from compiling import compiled
@@ -82,7 +83,8 @@ def as_a_new_process(cache: Path) -> None:
 
 def graphs_running() -> list[str]:
     """The labels of graphs that workers compile now; a host's facts may be found out as well."""
-    return [job["label"] for job in runtime.pool().status().get("running", []) if job["label"].startswith("graph")]
+    status = runtime.pool().status()
+    return [job["label"] for job in own_jobs.running(status) if job["label"].startswith("graph")]
 
 
 def until_it_runs() -> None:
