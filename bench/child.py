@@ -95,13 +95,18 @@ def _witness(backend: str) -> dict[str, Any]:
 
 def served(what: str, backend: str, size: str) -> dict[str, Any]:
     if backend == "fxpool":
-        from fxpool.lowering.core.runtime import runtime
-
-        pool = runtime.pool()
-        pool.start(wait=True)
-        time.sleep(0.5)  # it begins to warm up when nobody asks for anything
-        pool.submit("builtins:bytes", b"", JobSpec(label="nothing")).result()  # and answers when it has
+        wait_for_server()
     return measure("gpt2", what, backend, size)
+
+
+def wait_for_server() -> None:
+    """Return when this host's server runs and its zygote is warm."""
+    from fxpool.lowering.core.runtime import runtime
+
+    pool = runtime.pool()
+    pool.start(wait=True)
+    time.sleep(0.5)  # it begins to warm up when nobody asks for anything
+    pool.submit("builtins:bytes", b"", JobSpec(label="nothing")).result()  # and answers when it has
 
 
 def hit() -> dict[str, Any]:

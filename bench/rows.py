@@ -28,6 +28,7 @@ CHILD = str(Path(__file__).with_name("child.py"))
 ASYNC_CHILD = str(Path(__file__).with_name("async_child.py"))
 CUSTOM_CHILD = str(Path(__file__).with_name("custom_child.py"))
 POOL_CHILD = str(Path(__file__).with_name("pool_child.py"))
+SMALL_CHILD = str(Path(__file__).with_name("small_child.py"))
 
 
 @dataclass(frozen=True)
@@ -138,6 +139,27 @@ ROWS: tuple[Row, ...] = (
         (ASYNC_CHILD, "graphs"),
         {"inductor": 0.35},
         "graphs_seconds",
+    ),
+    *(
+        Row(
+            "S14",
+            "small graphs, each after the first",
+            state,
+            (SMALL_CHILD, "--operator", "none", *more),
+            {"inductor": 0.7},
+            "graph_seconds",
+            server=bool(more),
+        )
+        for state, more in (("bare", ()), ("known host", ("--served",)))
+    ),
+    Row(
+        "S15",
+        "small graphs with an operator of a module that takes 4 s to import, each after the first",
+        "known host",
+        (SMALL_CHILD, "--operator", "slow", "--served"),
+        {"fxpool-quick": 1.15, "inductor": 0.7},
+        "graph_seconds",
+        server=True,
     ),
     *(
         Row(

@@ -67,9 +67,9 @@ class Machine:
             shutil.copytree(self._known, self.directory, symlinks=True)
 
     def _prime(self) -> None:
-        # "fxpool-waiting" is fxpool in another way: what a host knows is the same.
+        # "fxpool-waiting" and "fxpool-quick" are fxpool in another way: what a host knows is the same.
         self.directory.mkdir(exist_ok=True, mode=0o700)
-        command = [CHILD, "prime", "--backend", self.backend.removesuffix("-waiting")]
+        command = [CHILD, "prime", "--backend", self.backend.partition("-")[0]]
         run_child(command, child_environment(self.directory, self._extra), " ".join(command))
 
     def _empty(self) -> None:
@@ -80,7 +80,9 @@ def measure(
     row: Row, machines: dict[str, Machine], pairs: int, size: str, console: Console, ours: str = OURS
 ) -> Measured:
     """`pairs` rounds of one call each, ours first. Raises ChildError."""
-    unsized = {"mlp", "hit", "roundtrip", "fork", "graphs", "exit", "proven", "listed"} & set(row.arguments)
+    unsized = {"mlp", "hit", "roundtrip", "fork", "graphs", "exit", "proven", "listed", "--operator"} & set(
+        row.arguments
+    )
     arguments = [*row.arguments] if unsized else [*row.arguments, "--size", size]
     sides = [ours, *row.goals]
     results: dict[str, list[dict[str, Any]]] = {side: [] for side in sides}

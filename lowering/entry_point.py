@@ -9,8 +9,7 @@ import contextlib
 import threading
 from typing import Any
 
-from fxpool import config, torch_release
-from fxpool.errors import FxpoolError
+from fxpool import torch_release
 from fxpool.lowering import autoload, backend
 from fxpool.torch_compat.dynamo import backend_table
 
@@ -33,17 +32,11 @@ def __getattr__(name: str) -> Any:
 
 
 def _before_the_first_graph() -> None:
-    from fxpool.lowering.core.runtime import runtime  # late: see the caller
-    from fxpool.torch_compat.dynamo import full_collections
+    from fxpool.lowering.core import deferred_collections  # late: see the caller
+    from fxpool.lowering.core.runtime import runtime  # late, too
 
     runtime.start_ahead(_tools_ahead)
-    full_collections.defer(_are_deferred)
-
-
-def _are_deferred() -> bool:
-    with contextlib.suppress(FxpoolError):  # the graph reports it
-        return config.current().defer_collections
-    return False
+    deferred_collections.begin()
 
 
 def _tools_ahead(toolchain_dir: str | None) -> None:

@@ -41,12 +41,15 @@ _deferral: _Deferral | None = None
 
 
 def defer(wanted: Callable[[], bool]) -> None:
-    """Defer full collections during later compiles of this process for which `wanted` returns True. Idempotent.
+    """Defer full collections during this compile and all later ones for which `wanted` returns True. Idempotent.
 
     Nothing is done with a torch that does it.
     """
     global _deferral
     if _deferral is None and not hasattr(utils, "deferred_full_gc"):
         _deferral = _Deferral(wanted)
-        callback.callback_handler.register_start_callback(_deferral.begin)
-        callback.callback_handler.register_end_callback(_deferral.end)
+        handler = callback.callback_handler
+        handler.register_start_callback(_deferral.begin)
+        handler.register_end_callback(_deferral.end)
+        if getattr(handler, "_CompilationCallbackHandler__pending_callbacks_counter", 0):  # a compile has begun
+            _deferral.begin(None)

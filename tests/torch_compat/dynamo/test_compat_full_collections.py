@@ -78,3 +78,16 @@ def test_nothing_is_deferred_if_that_is_off_or_there_are_none(wanted: bool, thir
     gc.set_threshold(700, 10, third)
     assert compiled() == [third] * 2
     assert gc.get_threshold() == (700, 10, third)
+
+
+def test_a_compile_that_has_begun_is_covered() -> None:
+    gc.set_threshold(700, 10, 7)
+    seen = compiled(lambda: full_collections.defer(lambda: True))
+    assert seen == [7, full_collections._NEVER]
+    assert gc.get_threshold() == (700, 10, 7)
+
+
+def test_nothing_changes_outside_of_compiles() -> None:
+    gc.set_threshold(700, 10, 7)
+    full_collections.defer(lambda: True)
+    assert gc.get_threshold() == (700, 10, 7)
