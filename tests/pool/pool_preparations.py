@@ -49,7 +49,7 @@ def imports(argument: bytes) -> None:
     """Imports a module, of which a compiled file may exist."""
     _mark(argument.decode(), "imports")
     sys.path.insert(0, os.path.join(argument.decode(), "mark-modules"))
-    import mark_module  # type: ignore[import-not-found]
+    import mark_module
 
     called.append(mark_module.TEXT)
 

@@ -171,15 +171,19 @@ def test_prints_of_a_job_in_a_copy_are_its_own(
 ) -> None:
     for name in ("first", "second", "third"):
         client.submit("pool_preparations:prints", name.encode(), spec(site, "plain")).result(timeout=60)
-    assert until(lambda: "third" in (printed.append(capsys.readouterr().out) or "".join(printed)))
+    printed: list[str] = []
+
+    def all_came() -> bool:
+        printed.append(capsys.readouterr().out)
+        return "third" in "".join(printed)
+
+    assert until(all_came)
     assert "".join(printed).split("\n")[:-1] == [f"printed by {name}" for name in ("first", "second", "third")]
 
 
-printed: list[str] = []
-
-
 def test_short_memory_closes_what_is_unused(tmp_path: Path) -> None:
-    room, told = [True], []
+    room = [True]
+    told: list[Any] = []
     with selectors.PollSelector() as selector:
         kept = Branches(selector, told.append, lambda: room[0])
         offer = kept.offer("a")
