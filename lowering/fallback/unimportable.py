@@ -22,6 +22,8 @@ __all__ = ["REASON", "refuse", "remember"]
 
 REASON = "code_not_importable"
 _KEPT_SECONDS = 3600.0
+# Names of exceptions that say more about the host at that moment than about the module.
+_OF_THE_MOMENT = ("MemoryError", "OSError", "BlockingIOError", "InterruptedError", "TimeoutError", "ConnectionError")
 
 
 class _Unimportable:
@@ -50,10 +52,12 @@ def refuse(captured: Captured) -> None:
 
 def remember(captured: Captured, error: CannotTravelError) -> None:
     """Note that a worker could not load a module or library, if `error` says so."""
-    request, (name, _, _) = captured.request, error.detail.partition(": ")
+    request, (name, _, cause) = captured.request, error.detail.partition(": ")
     if error.reason != REASON or name not in (*request.modules, *request.libraries):
         return
     runtime.part(_Unimportable).names[name] = error.detail
+    if cause.startswith(_OF_THE_MOMENT):
+        return
     if (question := _question(request, name)) is not None:
         probe_cache.write(
             request.toolchain_dir, *question, {"detail": error.detail, "until": str(time.time() + _KEPT_SECONDS)}

@@ -67,6 +67,7 @@ class Branches:
         self._open: list[Branch] = []
         self._by_key: dict[str, Branch] = {}
         self._failed: collections.OrderedDict[str, int] = collections.OrderedDict()
+        self._rest = m.Rest(on=False)
 
     def __iter__(self) -> Iterator[Branch]:
         return iter(list(self._open))
@@ -115,6 +116,8 @@ class Branches:
 
     def relay(self, order: m.Kill | m.Stop | m.GoOn | m.Rest) -> None:
         """Pass an order about a worker, or about idle calls, to the branches."""
+        if isinstance(order, m.Rest):
+            self._rest = order
         packet = _encode(order)
         for branch in self:
             if isinstance(order, m.Kill) and order.worker in branch.waiting:
@@ -191,6 +194,8 @@ class Branches:
         branch.pid = message.pid
         branch.used = time.monotonic()
         self._failed.pop(branch.key, None)
+        if self._rest.on:
+            self.relay(self._rest)
         print(f"branch {message.pid} is ready after {message.seconds:.2f} s", file=sys.stderr, flush=True)
         waiting, branch.waiting = branch.waiting, {}
         return [one for one in waiting.values() if not self._forward(branch, *one)]

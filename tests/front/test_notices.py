@@ -28,6 +28,13 @@ OF_THE_SERVER = {
 }
 
 
+@pytest.mark.parametrize("arguments", [["-c", "from fxpool import notices\nnotices.warn('said')"], ["-"]])
+def test_a_program_without_a_file_is_warned(arguments: list[str]) -> None:
+    text = "from fxpool import notices\nnotices.warn('said')\n"
+    done = subprocess.run([sys.executable, *arguments], input=text, capture_output=True, text=True, check=True)
+    assert re.search(r"^<(string|stdin)>:2: RuntimeWarning: fxpool: said$", done.stderr, re.MULTILINE), done.stderr
+
+
 def test_everything_that_is_said_goes_this_way() -> None:
     """Loggers have their module's name; a program's handlers can't fail what they are told of."""
     loggers, warning = [], []

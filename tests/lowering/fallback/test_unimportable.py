@@ -1,0 +1,81 @@
+"""A module that a worker could not import is known: in this process, and for a while in others."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from fxpool.errors import CannotTravelError
+from fxpool.lowering.core.runtime import runtime
+from fxpool.lowering.fallback import unimportable
+
+NAME = "unimportable_in_a_worker"
+
+
+@pytest.fixture
+def captured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The part of a captured graph that counts: it needs a module of this test's."""
+    (tmp_path / f"{NAME}.py").write_text("")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    importlib.import_module(NAME)
+    (tmp_path / "cache").mkdir(0o700)
+    yield SimpleNamespace(
+        request=SimpleNamespace(
+            modules=[NAME],
+            libraries=[],
+            toolchain_dir=str(tmp_path / "cache"),
+            ambient=SimpleNamespace(environment={}),
+        )
+    )
+    del sys.modules[NAME]
+    as_another_process()
+
+
+def as_another_process() -> None:
+    runtime.part(unimportable._Unimportable).reset()
+
+
+def failed(error: str, reason: str = unimportable.REASON) -> CannotTravelError:
+    return CannotTravelError(reason, f"{NAME}: {error}")
+
+
+def test_it_is_refused_here_and_in_other_processes(captured: Any) -> None:
+    unimportable.refuse(captured)
+    unimportable.remember(captured, failed("KeyError: 'HERE_ONLY'"))
+    for _ in range(2):
+        with pytest.raises(CannotTravelError, match="HERE_ONLY"):
+            unimportable.refuse(captured)
+        as_another_process()
+
+
+def test_another_module_is_not(captured: Any) -> None:
+    unimportable.remember(captured, failed("KeyError: 'HERE_ONLY'"))
+    captured.request.modules = ["another"]
+    unimportable.refuse(captured)
+
+
+def test_other_reasons_are_not_kept(captured: Any) -> None:
+    unimportable.remember(captured, failed("differs", reason="code_differs"))
+    unimportable.refuse(captured)
+
+
+@pytest.mark.parametrize("way", ["an edit", "an hour", "short memory"])
+def test_other_processes_try_again_after(way: str, captured: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    error = "MemoryError: " if way == "short memory" else "KeyError: 'HERE_ONLY'"
+    unimportable.remember(captured, failed(error))
+    with pytest.raises(CannotTravelError):
+        unimportable.refuse(captured)
+    as_another_process()
+    if way == "an edit":
+        Path(captured.request.toolchain_dir, "..", f"{NAME}.py").write_text("# edited")
+    if way == "an hour":
+        now = time.time()
+        monkeypatch.setattr(time, "time", lambda: now + 3601)
+    unimportable.refuse(captured)
