@@ -70,7 +70,7 @@ def warn(text: str) -> None:
         with _nothing_left_to_write():
             # Not by a stack level: `warnings.warn` leaves frames of an import out when it counts.
             # Without the module's globals: the loader of `python -c` raises if it is asked for the source.
-            module = names.get("__name__")
+            module = str(names.get("__name__"))  # Python drops a warning of the module None
             warnings.warn_explicit(PREFIX + text, RuntimeWarning, code.co_filename, frame.f_lineno, module, registry)
     except Exception:
         log.warning("%s", text)
@@ -117,7 +117,9 @@ def _frame_of_the_program() -> types.FrameType:
     frame = warned = sys._getframe(1)
     while frame.f_back is not None:
         frame = frame.f_back
-        if str(frame.f_globals.get("__name__", "")).partition(".")[0] not in _NOT_THE_PROGRAM:
+        # Code that torch generates has no name.
+        name = frame.f_globals.get("__name__")
+        if isinstance(name, str) and name.partition(".")[0] not in _NOT_THE_PROGRAM:
             return frame
     return warned
 

@@ -35,6 +35,13 @@ def test_a_program_without_a_file_is_warned(arguments: list[str]) -> None:
     assert re.search(r"^<(string|stdin)>:2: RuntimeWarning: fxpool: said$", done.stderr, re.MULTILINE), done.stderr
 
 
+def test_generated_code_is_not_what_is_warned_of() -> None:
+    """Its globals have no name, as those of code that torch generates for a backward."""
+    with pytest.warns(RuntimeWarning, match="said") as warned:
+        exec(compile("warn('said')", "generated", "exec"), {"warn": notices.warn})
+    assert [Path(one.filename).name for one in warned] == [Path(__file__).name]
+
+
 def test_everything_that_is_said_goes_this_way() -> None:
     """Loggers have their module's name; a program's handlers can't fail what they are told of."""
     loggers, warning = [], []
