@@ -105,8 +105,8 @@ def wait_for_server() -> None:
 
     pool = runtime.pool()
     pool.start(wait=True)
-    time.sleep(0.5)  # it begins to warm up when nobody asks for anything
-    pool.submit("builtins:bytes", b"", JobSpec(label="nothing")).result()  # and answers when it has
+    time.sleep(0.5)  # an idle zygote starts to warm up
+    pool.submit("builtins:bytes", b"", JobSpec(label="nothing")).result()  # answered when it is warm
 
 
 def hit() -> dict[str, Any]:

@@ -80,9 +80,7 @@ def measure(
     row: Row, machines: dict[str, Machine], pairs: int, size: str, console: Console, ours: str = OURS
 ) -> Measured:
     """`pairs` rounds of one call each, ours first. Raises ChildError."""
-    unsized = {"mlp", "hit", "roundtrip", "fork", "graphs", "exit", "proven", "listed", "--operator"} & set(
-        row.arguments
-    )
+    unsized = {"mlp", "hit", "roundtrip", "fork", "graphs", "exit", "--operator"} & set(row.arguments)
     arguments = [*row.arguments] if unsized else [*row.arguments, "--size", size]
     sides = [ours, *row.goals]
     results: dict[str, list[dict[str, Any]]] = {side: [] for side in sides}

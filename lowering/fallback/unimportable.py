@@ -7,13 +7,13 @@ for a reason outside of the file, which the user then mends.
 from __future__ import annotations
 
 import hashlib
-import os
 import sys
 import time
 from typing import Any
 
 from fxpool.codecache.key import probe_cache
 from fxpool.errors import CannotTravelError
+from fxpool.lowering.core import pool_environment
 from fxpool.lowering.core.runtime import runtime
 from fxpool.lowering.request.captured import Captured
 from fxpool.lowering.request.compile_request import CompileRequest
@@ -22,8 +22,6 @@ __all__ = ["REASON", "refuse", "remember"]
 
 REASON = "code_not_importable"
 _KEPT_SECONDS = 3600.0
-# Names of exceptions that say more about the host at that moment than about the module.
-_OF_THE_MOMENT = ("MemoryError", "OSError", "BlockingIOError", "InterruptedError", "TimeoutError", "ConnectionError")
 
 
 class _Unimportable:
@@ -52,12 +50,10 @@ def refuse(captured: Captured) -> None:
 
 def remember(captured: Captured, error: CannotTravelError) -> None:
     """Note that a worker could not load a module or library, if `error` says so."""
-    request, (name, _, cause) = captured.request, error.detail.partition(": ")
+    request, (name, _, _) = captured.request, error.detail.partition(": ")
     if error.reason != REASON or name not in (*request.modules, *request.libraries):
         return
     runtime.part(_Unimportable).names[name] = error.detail
-    if cause.startswith(_OF_THE_MOMENT):
-        return
     if (question := _question(request, name)) is not None:
         probe_cache.write(
             request.toolchain_dir, *question, {"detail": error.detail, "until": str(time.time() + _KEPT_SECONDS)}
@@ -78,9 +74,10 @@ def _kept(request: CompileRequest, name: str) -> str:
 def _question(request: CompileRequest, name: str) -> tuple[tuple[str, ...], probe_cache.Identity] | None:
     """Return a name for the attempt to load `name`, and its file's identity; None if there is no such file."""
     spec: Any = getattr(sys.modules.get(name), "__spec__", None)
-    path = spec.origin if spec is not None and spec.has_location else name
-    surroundings = hashlib.sha256(repr((sorted(request.ambient.environment.items()), os.getcwd())).encode())
+    path = spec.origin if getattr(spec, "has_location", False) else name
+    directory = pool_environment.working_directory()  # None if it was removed
+    surroundings = hashlib.sha256(repr((sorted(request.ambient.environment.items()), directory)).encode())
     try:
         return ("import", name, surroundings.hexdigest()), probe_cache.identity_of(path)
-    except (OSError, ValueError):
+    except (OSError, TypeError, ValueError):
         return None

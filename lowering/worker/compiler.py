@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 import torch
 
-from fxpool import notices
+from fxpool import failures, notices
 from fxpool.codecache.code.program_code import SentCode
 from fxpool.codecache.graph import graph_decoder
 from fxpool.codecache.key import probe_cache, source_toolchain, toolchain
@@ -172,7 +172,8 @@ _imported: dict[bytes, CannotTravelError | None] = {}  # by argument
 def import_code(argument: bytes) -> None:
     """Preparation of workers: import modules and load libraries of the program, named by `argument` (as msgpack).
 
-    Raises CannotTravelError: one cannot be loaded; no second call in this process tries it again.
+    Raises CannotTravelError: one cannot be loaded; no second call in this process tries it again. An error of a host
+    that is short of memory or descriptors is raised as it is, and says nothing about the module.
     """
     if argument not in _imported:
         modules, libraries = msgspec.msgpack.decode(argument)
@@ -188,11 +189,15 @@ def _import_code(modules: Sequence[str], libraries: Sequence[str]) -> CannotTrav
         try:
             operators.load_library(library)
         except (OSError, RuntimeError) as error:
+            if failures.shortage(error):
+                raise
             return _not_imported(f"{library}: {error}", error)
     for module in modules:
         try:
             importlib.import_module(module)
         except Exception as error:  # a module of the program, which may raise anything
+            if failures.shortage(error):
+                raise
             return _not_imported(f"{module}: {type(error).__name__}: {error}", error)
     return None
 

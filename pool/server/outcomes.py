@@ -185,14 +185,15 @@ def order(worker: Worker, slots: int) -> m.Run:
 
 def kind_of(ask: m.Submit) -> str:
     """Return a name that is equal for jobs that one worker may run: they agree in all that its first job sets up."""
-    return repr((sorted(ask.environment.items()), ask.sys_path, ask.cwd, sorted(ask.levels.items()), ask.disabled))
+    environment, levels = sorted(ask.environment.items()), sorted(ask.levels.items())
+    return repr((environment, ask.sys_path, ask.cwd, levels, ask.disabled, ask.preparation))
 
 
 def branch_of(ask: m.Submit) -> str:
     """Return a name that is equal for jobs whose preparation leads to the same process; "" without a preparation."""
     if ask.preparation is None:
         return ""
-    return hashlib.sha256(f"{kind_of(ask)} {ask.preparation!r}".encode()).hexdigest()
+    return hashlib.sha256(kind_of(ask).encode()).hexdigest()
 
 
 def outcome(action: d.Deliver, work: Work, worker: Worker | None) -> tuple[m.Done | m.Failed, memoryview]:

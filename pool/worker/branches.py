@@ -148,7 +148,7 @@ class Branches:
             elif isinstance(message, m.Outdated):
                 branch.workers.discard(message.order.worker)
                 self._retire(branch)
-                undone += [(message.order, number) for number in descriptors]
+                undone += self._returned(message.order, descriptors)
                 print(f"branch {branch.pid} is outdated: {message.reason}", file=sys.stderr, flush=True)
             elif not isinstance(message, m.Resting):
                 self._told(branch, message)
@@ -184,7 +184,7 @@ class Branches:
     def _forward(self, branch: Branch, order: m.Fork, descriptor: int) -> bool:
         try:
             socket.send_fds(branch.sock, [_encode(order)], [descriptor])
-        except OSError:  # it has ended, or its socket is full: a worker without a branch is right too
+        except OSError:  # it has ended, or its socket is full: fork the worker without it
             return False
         os.close(descriptor)
         branch.workers.add(order.worker)
@@ -199,6 +199,13 @@ class Branches:
         print(f"branch {message.pid} is ready after {message.seconds:.2f} s", file=sys.stderr, flush=True)
         waiting, branch.waiting = branch.waiting, {}
         return [one for one in waiting.values() if not self._forward(branch, *one)]
+
+    def _returned(self, order: m.Fork, descriptors: list[int]) -> list[Waiting]:
+        """Return an order of a branch that ends; report it if the kernel dropped its socket, for want of a number."""
+        if not descriptors:
+            failure = "the zygote has no file descriptor left for the worker's socket"
+            self._send(m.Exited(worker=order.worker, exit_code=None, signal=None, failure=failure, code="EMFILE"))
+        return [(order, number) for number in descriptors]
 
     def _told(self, branch: Branch, message: m.Forked | m.Exited) -> None:
         branch.used = time.monotonic()

@@ -1,4 +1,4 @@
-"""Makes a branch of the zygote: a copy of a worker that has called its preparation, and has not begun its job."""
+"""Makes a branch of the zygote: a copy of a worker after its preparation and before its job."""
 
 from __future__ import annotations
 

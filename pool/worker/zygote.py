@@ -34,7 +34,7 @@ from fxpool.pool.host import memory, processes
 from fxpool.pool.wire import messages as m
 from fxpool.pool.wire.protocol import PROTOCOL_VERSION
 from fxpool.pool.worker import worker
-from fxpool.pool.worker.branches import PACKET, Branch, Branches
+from fxpool.pool.worker.branches import PACKET, Branch, Branches, Waiting
 from fxpool.pool.worker.branching import Branching, close_others, open_descriptors
 from fxpool.pool.worker.preparing import Files
 
@@ -157,7 +157,7 @@ class Zygote:
         _freeze()
         print(f"zygote {self.pid}: {name} took {time.perf_counter() - start:.2f} s", file=sys.stderr, flush=True)
 
-    def serve(self) -> Forked | None:
+    def serve(self) -> ForkedWorker | None:
         """Carry out orders until the server has ended, then return None; in a forked worker, return its sockets.
 
         All other descriptors of the zygote are closed in a worker.
@@ -177,7 +177,7 @@ class Zygote:
                 if self.is_idle():
                     self.use_idle_time()
             for key, _ in ready:
-                undone: list[tuple[m.Fork, int]] = []
+                undone: list[Waiting] = []
                 if key.fd == wake:
                     os.read(wake, 4096)
                     for branch in self.branches:  # before a branch could be taken for a stray
@@ -202,7 +202,7 @@ class Zygote:
                     if ours is not None:
                         return ours
 
-    def obey(self, order: m.ToZygote, descriptors: list[int]) -> Forked | None:
+    def obey(self, order: m.ToZygote, descriptors: list[int]) -> ForkedWorker | None:
         """Carry out an order; in a forked worker, return its sockets."""
         if isinstance(order, (m.Kill, m.Stop, m.GoOn)):
             for pid, number in self.workers.items():
@@ -223,7 +223,7 @@ class Zygote:
             self.send(m.Resting())
         return None
 
-    def start(self, order: m.Fork, descriptor: int) -> Forked | None:
+    def start(self, order: m.Fork, descriptor: int) -> ForkedWorker | None:
         """Fork a worker here or in its branch; in the worker, return its sockets."""
         if self.files is not None:
             if path := self.files.changed():
@@ -236,7 +236,7 @@ class Zygote:
         offer = self.branches.offer(order.branch) if order.branch and self.files is None else None
         return self.fork(order, descriptor, offer)
 
-    def fork(self, order: m.Fork, descriptor: int, offer: socket.socket | None) -> Forked | None:
+    def fork(self, order: m.Fork, descriptor: int, offer: socket.socket | None) -> ForkedWorker | None:
         """Fork a worker, which may make a branch if it gets the end of a socket (`offer`) for that.
 
         Returns the worker's sockets in the worker, and None in the zygote.
@@ -298,7 +298,7 @@ class Zygote:
             )
         )
 
-    def become_worker(self, order: m.Fork, descriptor: int, offer: socket.socket | None) -> Forked:
+    def become_worker(self, order: m.Fork, descriptor: int, offer: socket.socket | None) -> ForkedWorker:
         """Set up a forked process as a worker, and return its sockets. Exits if that fails."""
         try:
             self.branches.leave()
@@ -320,7 +320,7 @@ class Zygote:
             self.control.close()
             close_others(keep)  # a copy of another process's socket would hide its death
             os.set_inheritable(descriptor, False)
-            return Forked(socket.socket(fileno=descriptor), branching, self.files is not None)
+            return ForkedWorker(socket.socket(fileno=descriptor), branching, self.files is not None)
         except BaseException as error:
             traceback.print_exc()
             sys.stderr.flush()
@@ -369,7 +369,7 @@ class Zygote:
             self.control.setblocking(False)
 
 
-class Forked(NamedTuple):
+class ForkedWorker(NamedTuple):
     """The result of `serve` in a worker. `prepared`: it was forked from a branch."""
 
     sock: socket.socket

@@ -87,11 +87,11 @@ def look(data: bytes) -> bytes:
 
 
 def look_later(data: bytes) -> bytes:
-    """Reports when it begins; the first of two calls waits to be killed."""
+    """Report the start; the first of two calls waits to be killed."""
     directory = Path(data.decode())
-    begun = directory / "mark-begun"
-    first = not begun.exists()
-    begun.touch()
+    started = directory / "mark-started"
+    first = not started.exists()
+    started.touch()
     if first:
         time.sleep(600)
     return look(data)

@@ -149,7 +149,7 @@ def test_a_preparation_that_hangs_ends_with_its_job(client: PoolClient, site: Pl
 def test_a_branch_that_dies_loses_no_job(client: PoolClient, site: Place, name: str) -> None:
     look(client, site)
     job = client.submit("pool_preparations:look_later", str(site.files).encode(), spec(site, "plain"))
-    assert until(site.mark("mark-begun").exists)
+    assert until(site.mark("mark-started").exists)
     (process,) = site.called(name)
     process.kill()
     assert json.loads(job.result(timeout=60))["called"] == ["plain"]

@@ -51,5 +51,5 @@ def defer(wanted: Callable[[], bool]) -> None:
         handler = callback.callback_handler
         handler.register_start_callback(_deferral.begin)
         handler.register_end_callback(_deferral.end)
-        if getattr(handler, "_CompilationCallbackHandler__pending_callbacks_counter", 0):  # a compile has begun
+        if getattr(handler, "_CompilationCallbackHandler__pending_callbacks_counter", 0):  # within a compile
             _deferral.begin(None)

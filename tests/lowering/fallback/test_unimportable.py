@@ -10,11 +10,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from fxpool.errors import CannotTravelError
 from fxpool.lowering.core.runtime import runtime
 from fxpool.lowering.fallback import unimportable
+from fxpool.lowering.worker import compiler
 
 NAME = "unimportable_in_a_worker"
 
@@ -66,10 +68,9 @@ def test_other_reasons_are_not_kept(captured: Any) -> None:
     unimportable.refuse(captured)
 
 
-@pytest.mark.parametrize("way", ["an edit", "an hour", "short memory"])
+@pytest.mark.parametrize("way", ["an edit", "an hour"])
 def test_other_processes_try_again_after(way: str, captured: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    error = "MemoryError: " if way == "short memory" else "KeyError: 'HERE_ONLY'"
-    unimportable.remember(captured, failed(error))
+    unimportable.remember(captured, failed("KeyError: 'HERE_ONLY'"))
     with pytest.raises(CannotTravelError):
         unimportable.refuse(captured)
     as_another_process()
@@ -79,3 +80,26 @@ def test_other_processes_try_again_after(way: str, captured: Any, monkeypatch: p
         now = time.time()
         monkeypatch.setattr(time, "time", lambda: now + 3601)
     unimportable.refuse(captured)
+
+
+def test_a_removed_directory_is_no_error(captured: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    unimportable.refuse(captured)
+    unimportable.remember(captured, failed("KeyError: 'HERE_ONLY'"))
+    as_another_process()
+    with pytest.raises(CannotTravelError):
+        unimportable.refuse(captured)
+
+
+def test_short_memory_says_nothing_about_a_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "module_of_a_host_that_is_short_of_memory"
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / f"{name}.py").write_text("raise MemoryError")
+    argument = msgspec.msgpack.encode(([name], []))
+    with pytest.raises(MemoryError):
+        compiler.import_code(argument)
+    (tmp_path / f"{name}.py").write_text("")
+    compiler.import_code(argument)
+    del sys.modules[name]

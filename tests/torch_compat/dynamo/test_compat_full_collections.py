@@ -27,13 +27,13 @@ def _as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch._dynamo.reset()
 
 
-def compiled(meanwhile: Callable[[], None] = lambda: None) -> list[int]:
+def compiled(during: Callable[[], None] = lambda: None) -> list[int]:
     """Compile a function of two graphs; return the third threshold during each compile."""
     seen = []
 
     def backend(gm: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
         seen.append(gc.get_threshold()[2])
-        meanwhile()
+        during()
         return gm.forward
 
     def function(x: torch.Tensor) -> torch.Tensor:
@@ -80,7 +80,7 @@ def test_nothing_is_deferred_if_that_is_off_or_there_are_none(wanted: bool, thir
     assert gc.get_threshold() == (700, 10, third)
 
 
-def test_a_compile_that_has_begun_is_covered() -> None:
+def test_the_compile_of_the_first_call_is_covered() -> None:
     gc.set_threshold(700, 10, 7)
     seen = compiled(lambda: full_collections.defer(lambda: True))
     assert seen == [7, full_collections._NEVER]
