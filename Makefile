@@ -96,7 +96,7 @@ $(TORCHAO): | $(INSTALLED)
 	  --target $(@D) 'torchao>=0.18,<0.19'
 	@touch $@
 
-# Beside it as well: what a row runs in, ahead of the ordinary packages in the path of that row only.
+# Beside it as well: what a row of first-day and the tests of trainers run in, ahead of the ordinary packages.
 $(ROWS): pyproject.toml | $(INSTALLED)
 	@PYTHONPATH=tests $(BIN)/python -m campaigns.first_day.packages $(@D)
 	@touch $@
@@ -141,11 +141,11 @@ test: $(INSTALLED) $(TRITON) browser redis
 	$(BIN)/python -m pytest -q -m "not slow" $(PARALLEL) tests/$(AREA)
 
 # pytest-split cuts by the times in tests/durations.json, which `make test-durations` writes.
-test-all: $(INSTALLED) $(TRITON) $(TORCHAO) browser redis
+test-all: $(INSTALLED) $(TRITON) $(TORCHAO) $(ROWS) browser redis
 	@$(COMPILE_CHECKOUT)
 	$(BIN)/python -m pytest -q $(PARALLEL) $(SPLIT) tests/$(AREA)
 
-test-durations: $(INSTALLED) $(TRITON) $(TORCHAO) browser redis
+test-durations: $(INSTALLED) $(TRITON) $(TORCHAO) $(ROWS) browser redis
 	@$(COMPILE_CHECKOUT)
 	$(BIN)/python -m pytest -q $(PARALLEL) --store-durations --durations-path tests/durations.json
 

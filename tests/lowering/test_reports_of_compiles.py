@@ -6,6 +6,7 @@ import csv
 import json
 import os
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from processes import HERE, run_python
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 DOCS = HERE.parents[1] / "docs"
+BESIDE = Path(sys.prefix) / "first-day"  # accelerate and Lightning; `make test-all` puts them there
 HITS, MISSES = "fxpool/hits", "fxpool/misses"
 
 
@@ -28,7 +30,13 @@ def example(page: str, imported: str) -> str:
 def run(tmp_path: Path, program: str, *before: str, arguments: tuple[str, ...] = ()) -> str:
     """Run a program and return its output. It is a file: processes of a distributed training start it again."""
     (tmp_path / "program.py").write_text(program)
-    return run_python([*before, str(tmp_path / "program.py"), *arguments], 600)
+    return run_python([*before, str(tmp_path / "program.py"), *arguments], 600, PYTHONPATH=str(BESIDE))
+
+
+def wants(package: str) -> None:
+    """Skip a test of a library that is not there."""
+    if not (BESIDE / package).is_dir():
+        pytest.importorskip(package)
 
 
 # ---------------------------------------------------------------------------- transformers
@@ -64,7 +72,7 @@ def history(tmp_path: Path, *arguments: str) -> list[dict[str, float]]:
 
 
 def test_the_trainer_logs_what_was_compiled_and_what_was_served(shared_pool: Path, cache: Path, tmp_path: Path) -> None:
-    pytest.importorskip("accelerate")
+    wants("accelerate")
     for count in ((0, 1), (1, 0)):
         logged = [one for one in history(tmp_path) if HITS in one]
         assert [one["step"] for one in logged] == [1, 2, 2], "with each step's loss, and with the summary"
@@ -76,7 +84,7 @@ def test_the_trainer_logs_what_was_compiled_and_what_was_served(shared_pool: Pat
 
 
 def test_only_the_first_rank_of_the_trainer_logs(shared_pool: Path, cache: Path, tmp_path: Path) -> None:
-    pytest.importorskip("accelerate")
+    wants("accelerate")
     launch = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     of_the_second = history(tmp_path, *launch)
     assert [one["step"] for one in of_the_second if "loss" in one] == [1, 2]
@@ -119,7 +127,7 @@ def rows(tmp_path: Path, devices: str) -> list[dict[str, str]]:
 
 
 def test_lightning_logs_what_was_compiled_and_what_was_served(shared_pool: Path, cache: Path, tmp_path: Path) -> None:
-    pytest.importorskip("lightning")
+    wants("lightning")
     for count in ((0.0, 1.0), (1.0, 0.0)):
         logged = rows(tmp_path, "devices=1")
         steps = [int(row["step"]) for row in logged if row["loss"]]
@@ -129,7 +137,7 @@ def test_lightning_logs_what_was_compiled_and_what_was_served(shared_pool: Path,
 
 
 def test_ranks_of_lightning_do_not_wait_for_each_other(shared_pool: Path, cache: Path, tmp_path: Path) -> None:
-    pytest.importorskip("lightning")
+    wants("lightning")
     logged = rows(tmp_path, "devices=2, strategy='ddp'")
     assert logged and all(float(row[HITS]) + float(row[MISSES]) >= 1 for row in logged)
 

@@ -71,3 +71,28 @@ def test_a_hit_is_seen_too(shared_pool: Path, cache: Path, tmp_path: Path) -> No
     assert {row["pid"] for row in found} == {parent}
     assert {"capture", "lookup", "load", "graph 0 [0/0]"} <= {row["name"] for row in found}
     assert [line.partition(": ")[2] for line in log] == ["ready from the cache"]
+
+
+IN_PARTS = """
+import torch
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x): return x.sin()
+    @staticmethod
+    def backward(ctx, gradient): return gradient * 2
+x = torch.randn(8, 8, requires_grad=True)
+torch.compile(lambda x: (Doubled.apply(x) @ x).softmax(-1).sum(), backend="fxpool")(x).backward()
+"""
+
+
+@pytest.mark.slow
+def test_a_graph_in_parts_is_ready_after_its_forward(shared_pool: Path, cache: Path, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    run_python(["-c", IN_PARTS], FXPOOL_PROGRESS=str(log))
+    said = [line.split(" ", 1)[1] for line in log.read_text().splitlines()]
+    ready = [line.partition(" (")[0] for line in said if ": ready" in line]
+    assert ready == [
+        "graph 0 [0/0] forward: ready compiled by a worker",
+        "graph 0 [0/0]: ready in parts",
+        "graph 0 [0/0] backward: ready compiled by a worker",
+    ], said
