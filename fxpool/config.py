@@ -394,7 +394,8 @@ def _read_file(path: Path | None) -> dict[str, Any]:
     if path is None:
         return {}
     try:
-        content = path.read_bytes()
+        with path.open("rb") as file:
+            content, status = file.read(), os.fstat(file.fileno())
     except FileNotFoundError:
         if os.environ.get(_CONFIG_VARIABLE):
             raise ConfigurationError(f"{_CONFIG_VARIABLE}: {path} does not exist") from None
@@ -414,4 +415,19 @@ def _read_file(path: Path | None) -> dict[str, Any]:
         table = tomllib.loads(content.decode())
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigurationError(f"{path} is not a readable TOML file: {error}") from None
-    return {name: _parse(name, value, f"{path}: {name}") for name, value in _known(table, f"setting in {path}")}
+    settings = {name: _parse(name, value, f"{path}: {name}") for name, value in _known(table, f"setting in {path}")}
+    if "trusted_owners" in settings:
+        _require_own(path, status)
+    return settings
+
+
+def _require_own(path: Path, status: os.stat_result) -> None:
+    """Raise ConfigurationError if another user could have written a file that names users to trust."""
+    trusted = (0, os.geteuid())
+    file = os.path.abspath(path)
+    danger = directories.danger_of(file, status, trusted) or directories.danger_above(file, trusted)
+    if danger is not None:
+        raise ConfigurationError(
+            f"{path}: trusted_owners: {danger.path} {danger.fault}, so another user could choose whom you trust",
+            remedy=f"set {variable('trusted_owners')} in the environment, or make the file writable for you only",
+        )

@@ -20,8 +20,8 @@ import stat
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-__all__ = ["Danger", "DefaultCache", "ancestors", "danger_above", "default_cache", "home", "make_private",
-           "opened_to", "others_can_write", "user_name"]  # fmt: skip
+__all__ = ["Danger", "DefaultCache", "ancestors", "danger_above", "danger_of", "default_cache", "home",
+           "make_private", "opened_to", "others_can_write", "user_name"]  # fmt: skip
 
 _MAX_LINKS = 40  # as the kernel has it
 _ACL = "system.posix_acl_access"
@@ -49,12 +49,13 @@ def danger_above(path: str, trusted: Collection[int]) -> Danger | None:
         if stat.S_ISLNK(status.st_mode):
             if status.st_uid not in trusted and not _is_outside(status.st_uid):
                 return Danger(step, f"is a symbolic link owned by {user_name(status.st_uid)}", "remove the link")
-        elif index < end and (danger := _danger_of(step, status, trusted)) is not None:
+        elif index < end and (danger := danger_of(step, status, trusted)) is not None:
             return danger
     return None
 
 
-def _danger_of(path: str, status: os.stat_result, trusted: Collection[int]) -> Danger | None:
+def danger_of(path: str, status: os.stat_result, trusted: Collection[int]) -> Danger | None:
+    """Return the reason if others than `trusted` own a path or may write to it, apart from sticky directories."""
     whose = f"belongs to {user_name(status.st_uid)}"
     if status.st_uid not in trusted and not _is_outside(status.st_uid):
         return Danger(path, whose, f"set FXPOOL_TRUSTED_OWNERS={_plain_name(status.st_uid)} if you trust this user")

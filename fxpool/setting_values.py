@@ -41,6 +41,7 @@ __all__ = [
     "as_stages",
     "as_users",
     "as_workers",
+    "without_secrets",
 ]  # fmt: skip
 
 WORKING_MODES = (
@@ -52,7 +53,9 @@ WORKING_MODES = (
     "progressive+async+subprocess",
 )
 WORKING_POOLS = ("embedded", "host", "off")
-
+# Up to the last @, because passwords may contain @ and /.
+_USER = re.compile(r"(?<=://)[^\s\"']*@")
+_QUERY = re.compile(r"(://[^\s?\"']*\?)[^\s\"']+")
 
 NO_HOME = "a path that can be resolved: `~` stands for a home directory that is unknown"
 
@@ -63,6 +66,11 @@ class BadValue(ValueError):
     def __init__(self, expected: str, remedy: str = "") -> None:
         self.remedy = remedy
         super().__init__(expected)
+
+
+def without_secrets(text: str) -> str:
+    """Return a text with the users, passwords and queries of its URLs replaced by ``***``."""
+    return _QUERY.sub(r"\1***", _USER.sub("***@", text))
 
 
 def as_path(value: object) -> Path:

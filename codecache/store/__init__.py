@@ -17,4 +17,5 @@ quarantine        graphs that killed workers, and the limits they exceeded
 failed            levels at which a graph can't be compiled for the cache
 demoted_stages    stages that were measured slower than the one before
 lowered_graphs    entries by the graphs that AOTAutograd makes
+kernel_files      compiled kernels by content, for the graphs that come later
 """

@@ -34,8 +34,8 @@ TEMPORARY_MAX_AGE = 3600.0
 
 _BLOB_NAME = re.compile(r"([0-9a-f]{64})-([0-9]{1,15})\Z")
 # fxpool's directories in a cache directory: see `contents.py`. Others may be the user's.
-_PARTS = ("entries", "blobs", "toolchain", "lowered", "failed", "slower", "quarantine", "pending", "stats", "aside",
-          "index")  # fmt: skip
+_PARTS = ("entries", "blobs", "toolchain", "lowered", "kernels", "failed", "slower", "quarantine", "pending", "stats",
+          "aside", "index")  # fmt: skip
 # Errors of a directory that a concurrent clear has removed: worth another try.
 _VANISHED = (errno.ENOENT, errno.ESTALE)
 _ATTEMPTS = 20
@@ -110,18 +110,18 @@ def _host_tag() -> str:
     return hashlib.sha256(os.uname().nodename.encode()).hexdigest()[:10]
 
 
-def write_private(path: str, data: bytes, *, make_parents: bool = True) -> None:
+def write_private(path: str, data: bytes, *, make_parents: bool = True, synced: bool = True) -> None:
     """Write `data` to `path` atomically, readable and writable by us alone.
 
-    If another process removes the directory, it is created again, unless `make_parents` is False. Raises
-    StoreWriteError, and leaves no temporary file.
+    If another process removes the directory, it is created again, unless `make_parents` is False. Unless `synced`, the
+    file may be empty after the host crashed. Raises StoreWriteError, and leaves no temporary file.
     """
     directory = os.path.dirname(path)
     for attempt in range(_ATTEMPTS):
         try:
             if make_parents:
                 directories.make_private(directory)
-            _write_once(directory, path, data)
+            _write_once(directory, path, data, synced)
             return
         except OSError as error:
             if error.errno in _VANISHED and make_parents and attempt + 1 < _ATTEMPTS:
@@ -130,7 +130,7 @@ def write_private(path: str, data: bytes, *, make_parents: bool = True) -> None:
             raise write_error(f"cannot write {path}", error) from error
 
 
-def _write_once(directory: str, path: str, data: bytes) -> None:
+def _write_once(directory: str, path: str, data: bytes, synced: bool) -> None:
     temporary = os.path.join(directory, f"{TEMPORARY_PREFIX}{_host_tag()}-{os.getpid()}-{secrets.token_hex(8)}")
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
@@ -138,7 +138,8 @@ def _write_once(directory: str, path: str, data: bytes) -> None:
             view = memoryview(data)
             while view:
                 view = view[os.write(fd, view) :]
-            os.fsync(fd)
+            if synced:
+                os.fsync(fd)
         finally:
             os.close(fd)
         os.rename(temporary, path)
@@ -148,7 +149,8 @@ def _write_once(directory: str, path: str, data: bytes) -> None:
         except OSError:
             pass
         raise
-    _sync_directory(directory)
+    if synced:
+        _sync_directory(directory)
 
 
 def _sync_directory(directory: str) -> None:

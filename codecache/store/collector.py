@@ -15,7 +15,7 @@ if two of them evict all the same, they remove the same files.
 Which files count towards the limits, and which may be evicted:
 
     entries, blobs                        count; evicted as `eviction` says
-    precompiled headers, failed, slower   count; evicted by the time of their last use, unless a process uses them
+    headers, kernels, failed, slower      count; evicted by the time of their last use, unless a process uses them
     aside                                 count; evicted first
     quarantine, other facts, index        count; never evicted
     files that are not fxpool's           don't count; never evicted
@@ -54,7 +54,7 @@ _PATIENCE = 0.25
 #: Seconds between scans of the files that are neither entries nor blobs, if there are many; without a usable index,
 #: seconds between scans of the whole directory.
 _REST_EVERY = 600.0
-_REST_IS_SMALL = 200
+_REST_IS_SMALL = 1000
 #: Files removed between two renewals of the claim, which show that its owner is alive.
 _SIGN_EVERY = 64
 _PREFIX = re.compile(r"[0-9a-f]{2}")

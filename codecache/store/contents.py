@@ -1,6 +1,7 @@
 """Measures the disk usage of a cache directory by kind of file; clears it, except for precompiled headers in use.
 
     entries, blobs                           see `store.py`
+    kernels                                  compiled kernels, see `kernel_files.py`
     toolchain/headers                        precompiled headers, 150 MB each
     toolchain/..., slower, failed, lowered   facts about compilers, CPUs and GPUs of hosts; about stages, levels, graphs
     stats                                    counts of the host's processes, by day
@@ -29,10 +30,10 @@ from fxpool.codecache.store.eviction import OtherFiles, Size
 
 __all__ = ["CLAIM", "FOREIGN", "HEADERS", "KINDS", "Cleared", "Share", "clear", "measure", "others", "remove_other"]
 
-ENTRIES, BLOBS, HEADERS = "entries", "blobs", "precompiled headers"
+ENTRIES, BLOBS, KERNELS, HEADERS = "entries", "blobs", "kernels", "precompiled headers"
 FACTS, QUARANTINE, ASIDE, INDEX, FOREIGN = "host facts", "quarantine", "set aside", "index", "not fxpool's"
 #: In the order of display.
-KINDS = (ENTRIES, BLOBS, HEADERS, FACTS, QUARANTINE, ASIDE, INDEX, FOREIGN)
+KINDS = (ENTRIES, BLOBS, KERNELS, HEADERS, FACTS, QUARANTINE, ASIDE, INDEX, FOREIGN)
 
 #: The file by which a process claims eviction.
 CLAIM = ".evicting"
@@ -42,6 +43,7 @@ _TOP = {
     "slower": FACTS,
     "failed": FACTS,
     "lowered": FACTS,
+    "kernels": KERNELS,
     "blobs": BLOBS,
     "toolchain": FACTS,
     "quarantine": QUARANTINE,
@@ -53,10 +55,10 @@ _TOP = {
 }
 _HEADERS = os.path.join("toolchain", "headers")
 # Entries first, so that readers meet as few entries without blobs as possible.
-_ORDER = ("entries", "blobs", "aside", "quarantine", "slower", "failed", "lowered", "pending", "stats",
+_ORDER = ("entries", "blobs", "aside", "quarantine", "slower", "failed", "lowered", "kernels", "pending", "stats",
           "toolchain", "index", ".swept", CLAIM)  # fmt: skip
 # Over the limits, their files are evicted one by one. Files in `aside` are never served, so they go first.
-_RECORDS = {"failed": None, "slower": None, "lowered": None, "aside": 0.0}
+_RECORDS = {"failed": None, "slower": None, "lowered": None, "kernels": None, "aside": 0.0}
 _BUILDING = "building-"
 #: Seconds in which a compile that knows a header's name may still include it.
 _LATELY = 3600.0

@@ -5,6 +5,7 @@
     <root>/aside/                                                   files that failed verification, for inspection
     <root>/quarantine/                                              see `quarantine.py`
     <root>/pending/                                                 see `remote/pending.py`
+    <root>/kernels/                                                 see `kernel_files.py`
 
 The store needs neither locks nor an index. A record is complete or absent (write, fsync, rename) and is written after
 its blobs. Names are digests, so publishers of the same content can't harm each other. The digest of every file is
@@ -59,7 +60,7 @@ _MAX_ASIDE = 64
 #: Name of a store in one of torch's scratch directories. It is not created again once that is removed.
 FRESH = "fxpool-fresh-cache"
 # Entries first, so that readers meet as few entries without blobs as possible.
-_CLEARED = ("entries", "blobs", "aside", "quarantine", "slower", "failed", "lowered", "pending", "index")
+_CLEARED = ("entries", "blobs", "aside", "quarantine", "slower", "failed", "lowered", "kernels", "pending", "index")
 
 
 @dataclass(frozen=True)
@@ -185,7 +186,7 @@ class LocalStore:
         """
         if not is_hex_digest(key):
             raise ValueError(f"{key!r} is not a key: a key is a lower-case sha256")
-        if not self._root_is_safe():
+        if not self.is_safe():
             return []
         directory = layout.key_directory(self.root, key)
         dated = []
@@ -208,7 +209,7 @@ class LocalStore:
             return status.st_mtime_ns, entry
 
         try:
-            return self._guarded(path, read)
+            return self.guarded(path, read)
         except OtherVersionError:
             self._count("other_version")
             return None
@@ -219,9 +220,9 @@ class LocalStore:
             path = layout.blob_path(self.root, ref)
         except CorruptEntryError:
             return None
-        if not self._root_is_safe():
+        if not self.is_safe():
             return None
-        return self._guarded(path, lambda: read_blob_file(path, ref, self.owners))
+        return self.guarded(path, lambda: read_blob_file(path, ref, self.owners))
 
     def open_blob(self, ref: BlobRef) -> int | None:
         """Open a blob to be loaded, and return its descriptor; None if it is missing or damaged.
@@ -232,9 +233,9 @@ class LocalStore:
             path = layout.blob_path(self.root, ref)
         except CorruptEntryError:
             return None
-        if not self._root_is_safe():
+        if not self.is_safe():
             return None
-        return self._guarded(path, lambda: open_blob_file(path, ref, self.owners))
+        return self.guarded(path, lambda: open_blob_file(path, ref, self.owners))
 
     def has_blob(self, ref: BlobRef) -> bool:
         """Return whether a blob exists and is undamaged."""
@@ -248,8 +249,11 @@ class LocalStore:
         """Return whether all blobs of an entry exist and are undamaged; an incomplete entry is a miss."""
         return all(map(self.has_blob, entry.blobs.values()))
 
-    def _guarded(self, path: str, read: Callable[[], Any]) -> Any:
-        """Return the result of `read`, or None for a file that is missing, damaged, unsafe or unreadable."""
+    def guarded(self, path: str, read: Callable[[], Any]) -> Any:
+        """Return the result of `read`, or None for a file that is missing, damaged, unsafe or unreadable.
+
+        Damaged files are moved to `aside` and counted.
+        """
         try:
             return read()
         except (FileNotFoundError, NotADirectoryError):
@@ -387,7 +391,7 @@ class LocalStore:
 
     def sweep(self) -> int:
         """Remove temporary files of dead writers; return how many."""
-        removed = sweep_temporaries(self.root)
+        removed = sweep_temporaries(self.root) + sweep_temporaries(os.path.join(self.root, "kernels"))
         for top in layout.names(os.path.join(self.root, "blobs")):
             removed += sweep_temporaries(os.path.join(self.root, "blobs", top))
         for top in layout.names(os.path.join(self.root, "entries")):
@@ -414,7 +418,8 @@ class LocalStore:
             raise write_error(f"cannot create {self.root}", error) from error
         self._check_root()
 
-    def _root_is_safe(self) -> bool:
+    def is_safe(self) -> bool:
+        """Return whether the directory may be used, because no other user could have written to it."""
         try:
             self._check_root()
         except UnsafeDirectoryError:

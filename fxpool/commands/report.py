@@ -23,7 +23,8 @@ import click
 
 from fxpool import config, quantities
 from fxpool.commands import cache, doctor, server
-from fxpool.commands.settings import settings, without_secrets
+from fxpool.commands.settings import settings
+from fxpool.setting_values import without_secrets
 from fxpool.version import __version__
 
 __all__ = ["bug_report"]

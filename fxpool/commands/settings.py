@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +11,13 @@ import click
 from fxpool import config, setting_values
 from fxpool.commands.output import width, wrapped
 from fxpool.errors import UnknownNameError
+from fxpool.setting_values import without_secrets
 
-__all__ = ["settings", "without_secrets"]
+__all__ = ["settings"]
 
 _VALUE = 28  # columns of a value before its source; longer values push the source to the right
 _SECONDS = ("cache_min_seconds", "remote_timeout", "job_timeout", "idle_timeout")
-# Up to the last @, because passwords may contain @ and /.
-_USER = re.compile(r"(?<=://)[^\s\"']*@")
-_QUERY = re.compile(r"(://[^\s?\"']*\?)[^\s\"']+")
 _MODES = ", ".join(f"`{mode}`" for mode in setting_values.WORKING_MODES)
-
-
-def without_secrets(text: str) -> str:
-    """Return a text with the users, passwords and queries of its URLs replaced by ``***``."""
-    return _QUERY.sub(r"\1***", _USER.sub("***@", text))
 
 
 class _Documented(click.Command):

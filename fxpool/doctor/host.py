@@ -27,6 +27,7 @@ from pathlib import Path
 from fxpool import config, directories, quantities, temporary
 from fxpool.doctor.findings import FAIL, OK, WARN, Check, Finding
 from fxpool.errors import INSTALL_PYTHON_HEADERS, FxpoolError, UnsafeRuntimeDirectoryError
+from fxpool.setting_values import without_secrets
 from fxpool.torch_compat import versions
 
 __all__ = ["CHECKS", "COMPILER_REMEDY"]
@@ -99,7 +100,8 @@ def _platform() -> Iterator[Finding]:
 def settings() -> Iterator[Finding]:
     """Check that the settings parse, and list the variables that are set."""
     ours = ("FXPOOL_", "TORCHINDUCTOR_", "TORCH_COMPILE_", "TORCHDYNAMO_", "TORCH_LOGS")
-    said = ", ".join(f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith(ours))
+    shown = sorted((name, without_secrets(value)) for name, value in os.environ.items() if name.startswith(ours))
+    said = ", ".join(f"{name}={value}" for name, value in shown)
     try:
         known = config.current()
     except FxpoolError as error:
@@ -201,10 +203,9 @@ def header() -> Iterator[Finding]:
             yield Finding("header", WARN, f"the compiler rejects it: {said[0] if said else 'no error message'}", remedy)
             return
         if stale or half:
-            counts = f"{stale} out of date, {half} left over from a process that was killed"
-            yield Finding(
-                "header", WARN, counts, "the next compile builds a new one; `fxpool cache clear` removes these"
-            )
+            counts = [f"{stale} out of date"] * bool(stale)
+            counts += [f"{half} left over from a process that was killed"] * bool(half)
+            yield Finding("header", WARN, ", ".join(counts), "the next compile builds a new one")
             return
     yield Finding("header", OK, "not precompiled yet; the first compile on this host builds it")
 
@@ -239,9 +240,10 @@ def _is_locked(path: Path) -> bool:
 def _is_as_recorded(record: Path) -> bool:
     """Return whether the files that a header was made from are unchanged."""
     try:
-        read = json.loads(record.read_bytes())
+        # Paths, and a digest under a name.
+        read = {name: value for name, value in json.loads(record.read_bytes()).items() if os.path.isabs(name)}
         states = {path: [os.stat(path).st_size, os.stat(path).st_mtime_ns] for path in read}
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError, AttributeError):
         return False
     return bool(states == read)
 

@@ -1,7 +1,8 @@
 """The environment of the pool's processes: variables and import path of server, zygote and jobs.
 
 A server and its zygote get only the variables that they need to find their interpreter, libraries and temporary files.
-The rest of this program's environment is sent with each of its jobs.
+The rest of this program's environment is sent with each of its jobs. All of them trust the owners of directories that
+this program trusts, wherever its settings come from.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import os
 import site
 import sys
 from collections.abc import Mapping
+
+from fxpool import config
 
 __all__ = [
     "DEVICES", "PROGRAM_RUN", "import_path", "is_text", "job_environment", "working_directory", "zygote_environment",
@@ -43,6 +46,7 @@ def zygote_environment() -> dict[str, str]:
     variables.update(dict.fromkeys(DEVICES, ""))
     # If Triton is installed, importing Inductor starts its compile pool, with threads.
     variables.update(TORCH_WARM_POOL="0", TORCHINDUCTOR_COMPILE_THREADS="1")
+    variables.update(_trusted())
     path = _import_path_of_libraries()
     if path:
         variables["PYTHONPATH"] = os.pathsep.join(path)
@@ -108,7 +112,12 @@ def job_environment(variables: Mapping[str, str]) -> dict[str, str | None]:
     A value that is not UTF-8 cannot be sent. The worker then has the server's value, from the process that started it.
     """
     sent = {name: value for name, value in variables.items() if is_text(value) and name != PROGRAM_RUN}
-    return {**dict.fromkeys((*DEVICES, *_OF_THE_STARTER)), **sent}
+    return {**dict.fromkeys((*DEVICES, *_OF_THE_STARTER)), **sent, **_trusted()}
+
+
+def _trusted() -> dict[str, str]:
+    """Return the variable with the owners that this program trusts."""
+    return {config.variable("trusted_owners"): ",".join(map(str, sorted(config.trusted_owners())))}
 
 
 def import_path() -> tuple[str, ...]:

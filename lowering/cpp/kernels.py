@@ -7,6 +7,11 @@ still being generated, and the forward's kernels while the backward is lowered.
 
     generated kernels ──▶ `Linking.begin` ─┐
     collected kernels ──▶ `Linking.take` ──▶ sub-jobs (g++) ──▶ objects ──▶ `Linking.library` ──▶ entry
+                                          └▶ compiled for an earlier graph ─▲
+
+The object of a unit is stored under each of its kernels (`Linking.keep`), so that a graph that changed in one place
+compiles only its new kernels. A stored object brings all of its kernels: one that has a kernel of
+another object of the library is not used.
 
 If the compiler rejects a unit, its kernels are compiled one by one, and a kernel that is rejected again is compiled
 without its namespace.
@@ -17,6 +22,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
+import hashlib
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -26,6 +32,7 @@ import msgspec
 
 from fxpool import failures, notices, temporary
 from fxpool.codecache.key import toolchain
+from fxpool.codecache.store.kernel_files import KernelFiles
 from fxpool.errors import CompileError, NoCompilerError, ShortageError
 from fxpool.lowering.cpp import executable, precompiled_header
 from fxpool.lowering.cpp.unit_source import MODULE, function_name, unit_source
@@ -82,19 +89,39 @@ class KernelJobs:
 # A unit of fewer characters waits until the previous unit is done: a small kernel adds little time to a larger unit.
 _WORTH_A_UNIT = 8_000
 
-#: Kernels with their numbers in the library.
-Group = list[tuple[int, commands.CollectedKernel]]
+#: Kernels with their digests.
+Group = list[tuple[str, commands.CollectedKernel]]
+# The digests of an object and of its kernels are stored under each of its kernels.
+_KERNEL, _OBJECT = "c++ kernel", "c++ object"
+
+
+@dataclasses.dataclass(frozen=True)
+class Object:
+    """A compiled unit, with the digests of its kernels."""
+
+    kernels: list[str]
+    content: bytes
 
 
 class Linking:
-    """Builds the library of one graph. `toolchain_dir` is the directory of the precompiled header.
+    """Builds the library of one graph. `toolchain_dir` is the directory of the precompiled header, `stored` has the
+    kernels of earlier graphs.
 
     If the header is missing, `patient` compiles it first, which takes longer than compiling this graph without it.
     Otherwise the kernels compile without it, and `without_header` is set.
     """
 
-    def __init__(self, submit: Submit, *, units: Units, toolchain_dir: str | None, patient: bool) -> None:
+    def __init__(
+        self,
+        submit: Submit,
+        *,
+        units: Units,
+        toolchain_dir: str | None,
+        patient: bool,
+        stored: KernelFiles | None = None,
+    ) -> None:
         self._submit, self._units, self._tools, self._patient = submit, units, toolchain_dir, patient
+        self._stored = stored
         self.without_header = False
         #: Headers that sources name, and words of their command, that the key does not cover.
         self.unlisted: set[str] = set()
@@ -103,6 +130,9 @@ class Linking:
         self._called: set[str] = set()
         self._waiting: Group = []
         self._pending: list[tuple[Group, Future[bytes]]] = []
+        self._found: list[bytes] = []
+        self._made: list[Object] = []
+        self._words = ""
         self._command: commands.Command | None = None
 
     def take(self, kernels: Sequence[commands.CollectedKernel], last: bool) -> None:
@@ -132,11 +162,41 @@ class Linking:
 
     def _note(self, kernel: commands.CollectedKernel) -> str:
         digest = output_code.kernel_digest(kernel.argument_types, kernel.source)
-        if digest not in self.names:
-            number = len(self.names)
-            self.names[digest] = function_name(number)
-            self._waiting.append((number, kernel))
+        if digest not in self.names and not self._find(digest):
+            self.names[digest] = function_name(digest)
+            self._waiting.append((digest, kernel))
         return self.names[digest]
+
+    def _find(self, digest: str) -> bool:
+        """Take a kernel from an object that was compiled for an earlier graph. Return whether there is one."""
+        if self._stored is None:
+            return False
+        told = self._stored.find(_KERNEL, self._command_words(), digest)
+        if told is None:
+            return False
+        object_digest, *kernels = told.decode("ascii").split()
+        if not self.names.keys().isdisjoint(kernels) or (content := self._stored.find(_OBJECT, object_digest)) is None:
+            return False
+        self._found.append(content)
+        self.names.update((one, function_name(one)) for one in kernels)
+        return True
+
+    def keep(self) -> None:
+        """Store the objects of `library`, for later graphs. Call it in the state in which they were compiled."""
+        if self._stored is None:
+            return
+        for one in self._made:
+            object_digest = hashlib.sha256(one.content).hexdigest()
+            self._stored.keep(one.content, _OBJECT, object_digest)
+            told = " ".join((object_digest, *one.kernels)).encode()
+            for kernel in one.kernels:
+                self._stored.keep(told, _KERNEL, self._command_words(), kernel)
+
+    def _command_words(self) -> str:
+        """Return the compiler's arguments for each unit, apart from the precompiled header, which changes no code."""
+        if not self._words:
+            self._words = "\0".join(_arguments(precompiled_header.bare_command(self._tools))[0])
+        return self._words
 
     def _may_start(self) -> bool:
         """Return whether a compiler can be called before lowering is finished, without waiting for its header."""
@@ -159,18 +219,10 @@ class Linking:
 
     def _compile(self, group: Group, *, own_namespaces: bool = True) -> Future[bytes]:
         assert self._command is not None
-        placeholder = "/fxpool-scratch"  # absolute, so that Inductor's builder does not resolve it here
-        arguments, made = self._command.compile(f"{placeholder}/{MODULE}.cpp", MODULE)
+        arguments, made = _arguments(self._command)
         unit = Unit(
             source=unit_source(group, own_namespaces=own_namespaces),
-            command=[
-                *(argument.replace(placeholder, "{directory}") for argument in arguments),
-                # Debug information doesn't name a folder that is gone by then.
-                "-ffile-prefix-map={directory}=/fxpool",
-                # Torch's headers cause thousands of warnings in each unit. Printing them takes a tenth of a small
-                # unit's time, and they are not shown.
-                "-w",
-            ],
+            command=[*arguments, *_ADDED],
             source_name=f"{MODULE}.cpp",
             object_name=os.path.basename(made),
         )
@@ -186,32 +238,40 @@ class Linking:
             ShortageError: the host was short of something, also after the other units were done.
         """
         self._start()
-        objects: list[bytes] = []
-        units: list[list[bytes] | None] = []
+        alone: list[bytes] = []
+        short: list[Group] = []
         for group, future in self._pending:
             try:
-                units.append([future.result()])
+                self._add(group, future.result())
             except CppCompileError:
-                units.append(self._one_by_one(group))
+                alone += self._one_by_one(group)
             except ShortageError as error:
                 log.info("compiling %d kernels again after the others: %s", len(group), error)
-                units.append(None)
-        for (group, _), unit in zip(self._pending, units, strict=True):
-            objects += unit if unit is not None else [self._compile(group).result()]
+                short.append(group)
+        for group in short:
+            self._add(group, self._compile(group).result())
+        objects = [*self._found, *(one.content for one in self._made), *alone]
         if not objects:
             return None
-        assert self._command is not None
-        return link(objects, self._command)
+        log.info("linking %d objects, %d of them compiled for earlier graphs", len(objects), len(self._found))
+        return link(objects, self._command or precompiled_header.bare_command(self._tools))
+
+    def _add(self, group: Group, content: bytes) -> None:
+        self._made.append(Object([digest for digest, _ in group], content))
 
     def _one_by_one(self, group: Group) -> list[bytes]:
+        """Compile the kernels of a rejected unit. Return the objects of those that compile without a namespace only.
+
+        Those may define what other kernels define, so they are not stored.
+        """
         # A kernel that was started but ended up in no module is skipped.
-        called = [(number, kernel) for number, kernel in group if function_name(number) in self._called]
+        called = [(digest, kernel) for digest, kernel in group if function_name(digest) in self._called]
         alone = [(one, self._compile([one]) if len(group) > 1 else None) for one in called]
         objects = []
         for one, future in alone:
             try:
                 if future is not None:
-                    objects.append(future.result())
+                    self._add([one], future.result())
                     continue
             except CppCompileError:
                 pass
@@ -219,13 +279,25 @@ class Linking:
         return objects
 
 
+def _arguments(command: commands.Command) -> tuple[list[str], str]:
+    """Return (Inductor's arguments for a unit, path of the object); `{directory}` is the folder of its source."""
+    placeholder = "/fxpool-scratch"  # absolute, so that Inductor's builder does not resolve it here
+    arguments, made = command.compile(f"{placeholder}/{MODULE}.cpp", MODULE)
+    return [argument.replace(placeholder, "{directory}") for argument in arguments], made
+
+
+# Debug information doesn't name a folder that is gone by then. Torch's headers cause thousands of warnings in each
+# unit; printing them takes a tenth of a small unit's time, and they are not shown.
+_ADDED = ("-ffile-prefix-map={directory}=/fxpool", "-w")
+
+
 def plan(kernels: Group, units: int) -> list[Group]:
     """Distribute kernels over at most `units` units of about equal source length."""
     groups: list[Group] = [[] for _ in range(max(1, min(units, len(kernels))))]
     lengths = [0] * len(groups)
-    for number, kernel in sorted(kernels, key=lambda item: (-len(item[1].source), item[0])):
+    for digest, kernel in sorted(kernels, key=lambda item: -len(item[1].source)):
         shortest = lengths.index(min(lengths))
-        groups[shortest].append((number, kernel))
+        groups[shortest].append((digest, kernel))
         lengths[shortest] += len(kernel.source)
     return groups
 

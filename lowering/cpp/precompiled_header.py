@@ -48,7 +48,7 @@ def command(toolchain_dir: str | None, *, build: bool = True) -> commands.Comman
     Kernels include the header as text if `toolchain_dir` is None, if the header does not compile, or if it is missing
     and `build` is false.
     """
-    wanted = _command(toolchain_dir)
+    wanted = bare_command(toolchain_dir)
     if toolchain_dir is not None and wanted.precompiles_headers():
         header = _find_or_build(toolchain_dir, wanted, build)
         if header is not None:
@@ -56,7 +56,8 @@ def command(toolchain_dir: str | None, *, build: bool = True) -> commands.Comman
     return wanted
 
 
-def _command(toolchain_dir: str | None) -> commands.Command:
+def bare_command(toolchain_dir: str | None) -> commands.Command:
+    """Return the compiler's command for kernels on this host, without a precompiled header."""
     # The flags depend on what Inductor has cached about its compiler, and the header's name on the flags.
     compiler = toolchain.settle(toolchain_dir)
     return commands.Command((compiler.path, *compiler.arguments) if compiler is not None else ())
@@ -68,7 +69,7 @@ def _content() -> str:
 
 def is_ready(toolchain_dir: str | None) -> bool:
     """Return whether `command` would return at once: the header exists, or none is used."""
-    wanted = _command(toolchain_dir)
+    wanted = bare_command(toolchain_dir)
     if toolchain_dir is None or not wanted.precompiles_headers():
         return True
     header = _path(toolchain_dir, wanted)

@@ -1,9 +1,9 @@
 """C++ source of one translation unit: several generated kernels, and the way Python calls each of them.
 
 Inductor calls every kernel's function ``kernel``, and different kernels define helpers of the same name. So each kernel
-gets its own namespace, and a number that is its name in the library: `k3`. A unit lists its functions in a section of
-the object file, and the linker gathers these sections from all units of a library. So units compile in any order,
-independently of each other.
+gets a separate namespace, and its digest names it in the library, which is the same in every library with this kernel.
+A unit lists its functions in a section of the object file, and the linker gathers these sections from all units of a
+library. So units compile in any order, independently of each other.
 """
 
 from __future__ import annotations
@@ -15,37 +15,38 @@ from fxpool.torch_compat.cpp import commands
 
 MODULE = "fxpool_kernels"
 
+# Hexadecimal digits of its digest that tell a kernel from the others of a library.
+_NAMED_BY = 24
 _INCLUDE = re.compile(r"^[ \t]*#[ \t]*include\b.*$", re.MULTILINE)
 
 
-def function_name(number: int) -> str:
-    """Return the name of kernel `number` in its library."""
-    return f"k{number}"
+def function_name(digest: str) -> str:
+    """Return the name of a kernel in its library."""
+    return f"k{digest[:_NAMED_BY]}"
 
 
-def unit_source(kernels: Sequence[tuple[int, commands.CollectedKernel]], *, own_namespaces: bool = True) -> str:
-    """Return the source of a unit of numbered kernels.
+def unit_source(kernels: Sequence[tuple[str, commands.CollectedKernel]], *, own_namespaces: bool = True) -> str:
+    """Return the source of a unit of kernels, each with its digest.
 
     Without `own_namespaces` kernels share the global namespace: some code (for example a specialization of one of
     torch's templates) is valid only there.
     """
     parts = [commands.HEADER]
     calls: list[str] = []
-    for number, kernel in kernels:
-        space = f"fxpool_space_{number}" if own_namespaces else ""
+    for digest, kernel in kernels:
+        name = function_name(digest)
+        space = f"fxpool_space_{name}" if own_namespaces else ""
         # Includes have to be outside of namespaces.
         parts += [line for line in dict.fromkeys(_INCLUDE.findall(kernel.source)) if commands.HEADER not in line]
         # The generated function is called `kernel`: renaming the token does not change the text and its lines.
-        parts.append(f"#define kernel fxpool_kernel_{number}")
+        parts.append(f"#define kernel fxpool_kernel_{name}")
         parts.append(f"namespace {space} {{" if space else "")
         parts.append(_INCLUDE.sub("", kernel.source))
         parts.append("}" if space else "")
         parts.append("#undef kernel")
         types = [argument.replace("const ", "").strip() for argument in kernel.argument_types]
         arguments = ", ".join(f"fxpool_argument<{one}>::of(args[{n}])" for n, one in enumerate(types))
-        calls.append(
-            _CALL.format(number=number, name=function_name(number), space=space, count=len(types), arguments=arguments)
-        )
+        calls.append(_CALL.format(name=name, space=space, count=len(types), arguments=arguments))
     return "\n".join([*parts, _PYTHON, *calls])
 
 
@@ -123,13 +124,13 @@ extern "C" __attribute__((weak, visibility("default"))) PyObject* PyInit_MODULE(
 """.replace("MODULE", MODULE)
 
 _CALL = """
-static PyObject* fxpool_call_{number}(PyObject*, PyObject* const* args, Py_ssize_t count) {{
+static PyObject* fxpool_call_{name}(PyObject*, PyObject* const* args, Py_ssize_t count) {{
     if (count != {count}) {{
         PyErr_Format(PyExc_TypeError, "kernel takes {count} arguments, not %zd", count);
         return nullptr;
     }}
     try {{
-        {space}::fxpool_kernel_{number}({arguments});
+        {space}::fxpool_kernel_{name}({arguments});
     }} catch (std::exception const& error) {{
         if (!PyErr_Occurred()) PyErr_SetString(PyExc_RuntimeError, error.what());
         return nullptr;
@@ -139,7 +140,7 @@ static PyObject* fxpool_call_{number}(PyObject*, PyObject* const* args, Py_ssize
     }}
     Py_RETURN_NONE;
 }}
-static PyMethodDef fxpool_method_{number} = {{
-    "{name}", (PyCFunction)(void*)fxpool_call_{number}, METH_FASTCALL, nullptr}};
-__attribute__((section("fxpool_methods"), used)) static PyMethodDef* fxpool_entry_{number} = &fxpool_method_{number};
+static PyMethodDef fxpool_method_{name} = {{
+    "{name}", (PyCFunction)(void*)fxpool_call_{name}, METH_FASTCALL, nullptr}};
+__attribute__((section("fxpool_methods"), used)) static PyMethodDef* fxpool_entry_{name} = &fxpool_method_{name};
 """

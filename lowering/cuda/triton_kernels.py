@@ -6,11 +6,13 @@ the function that launches them. The fastest candidate is chosen in the process 
 `triton_library`.
 
     generated text ──▶ `TritonLinking.take` ──▶ sub-jobs (Triton, ptxas) ──▶ `TritonLinking.part` ──▶ entry
+                                              └▶ compiled for an earlier graph ─▲
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
@@ -21,9 +23,14 @@ from fxpool.torch_compat.inductor import output_code, preload
 from fxpool.torch_compat.triton import triton_compile
 
 if TYPE_CHECKING:
+    from fxpool.codecache.store.kernel_files import KernelFiles
     from fxpool.lowering.cpp.kernels import Submit, Units
 
 COMPILE_KERNEL = "fxpool.lowering.cuda.triton_kernels:compile_kernel"
+
+# A `CompiledKernel` is stored under the digest of its `KernelSource`.
+_KERNEL = "triton kernel"
+_ENCODER = msgspec.msgpack.Encoder(order="deterministic")
 
 
 class Candidate(msgspec.Struct, array_like=True, frozen=True):
@@ -81,12 +88,13 @@ class PendingKernel:
 class TritonLinking:
     """Compiles the Triton kernels of one graph. Without `submit`, they are left to Inductor.
 
-    `units` returns the number of processes that may run now.
+    `units` returns the number of processes that may run now, `stored` has the kernels of earlier graphs.
     """
 
-    def __init__(self, submit: Submit | None, units: Units = lambda: 1) -> None:
-        self._submit, self._units = submit, units
+    def __init__(self, submit: Submit | None, units: Units = lambda: 1, stored: KernelFiles | None = None) -> None:
+        self._submit, self._units, self._stored = submit, units, stored
         self._pending: dict[str, tuple[str, Future[bytes]]] = {}
+        self._new: dict[str, str] = {}  # names of kernels to store
         self._lookup = triton_compile.lookup_table()
 
     def collecting(self) -> contextlib.AbstractContextManager[None]:
@@ -98,9 +106,24 @@ class TritonLinking:
         key = output_code.kernel_digest([name], source)
         if key not in self._pending:
             assert self._submit is not None
-            payload = msgspec.msgpack.encode(KernelSource(name, source, self._lookup, self._units()))
-            self._pending[key] = name, self._submit(COMPILE_KERNEL, payload, name)
+            wanted = KernelSource(name, source, self._lookup)
+            # `key` ignores trailing blanks, which are part of the compiled text.
+            digest = hashlib.sha256(_ENCODER.encode(wanted)).hexdigest()
+            found = self._stored.find(_KERNEL, digest) if self._stored is not None else None
+            if found is not None:
+                self._pending[key] = name, Future()
+                self._pending[key][1].set_result(found)
+            else:
+                self._new[key] = digest
+                payload = msgspec.msgpack.encode(msgspec.structs.replace(wanted, width=self._units()))
+                self._pending[key] = name, self._submit(COMPILE_KERNEL, payload, name)
         return PendingKernel()
+
+    def keep(self) -> None:
+        """Store the kernels of `part` that were compiled, for later graphs."""
+        if self._stored is not None:
+            for key, digest in self._new.items():
+                self._stored.keep(self._pending[key][1].result(), _KERNEL, digest)
 
     def part(self) -> LinkedTriton:
         """Return all kernels that were taken. Raises what a sub-job raised."""

@@ -39,12 +39,16 @@ _OF_TORCH = (
 )
 _IN_KEY = frozenset((*_OF_TRITON, *_OF_TRITONS_OPTIONS, *_OF_TORCH))
 _PREFIX_IN_KEY = "TORCHINDUCTOR_"
-# Variables for paths or numbers of processes. Configuration that comes from such a variable is captured with the
-# configuration.
+# Variables for paths, numbers of processes and caches, also with passwords. Configuration that comes from such a
+# variable is captured with the configuration.
 _NOT_IN_KEY = frozenset(
     ("TORCHINDUCTOR_CACHE_DIR", "TORCHINDUCTOR_FX_COMPILE_MODE", "TORCHINDUCTOR_COMPILE_THREADS",
      "TORCHINDUCTOR_WORKER_START", "TORCHINDUCTOR_FX_GRAPH_CACHE", "TORCHINDUCTOR_AUTOGRAD_CACHE",
      "TORCHINDUCTOR_FORCE_DISABLE_CACHES", "TORCHINDUCTOR_DUMP_LAUNCH_PARAMS",
+     "TORCHINDUCTOR_REDIS_URL", "TORCHINDUCTOR_REDIS_HOST", "TORCHINDUCTOR_REDIS_PORT",
+     "TORCHINDUCTOR_FX_GRAPH_REMOTE_CACHE", "TORCHINDUCTOR_AUTOGRAD_REMOTE_CACHE",
+     "TORCHINDUCTOR_AUTOTUNE_REMOTE_CACHE", "TORCHINDUCTOR_BUNDLED_AUTOTUNE_REMOTE_CACHE",
+     "TORCHINDUCTOR_NON_BLOCKING_REMOTE_CACHE_WRITE",
      "TORCHINDUCTOR_COMPILE_WORKER_WATCHDOG_INTERVAL")
 )  # fmt: skip
 #: With these set, Triton takes code from files of a directory: compiled graphs are not cached.

@@ -24,7 +24,10 @@ from fxpool.codecache.code.program_code import SentCode
 from fxpool.codecache.graph import graph_decoder
 from fxpool.codecache.key import probe_cache, source_toolchain, toolchain
 from fxpool.codecache.key.cacheable import Bypass
-from fxpool.errors import CannotReturnError, CannotTravelError
+from fxpool.codecache.store import kernel_files
+from fxpool.codecache.store.kernel_files import KernelFiles
+from fxpool.codecache.store.store import LocalStore
+from fxpool.errors import CannotReturnError, CannotTravelError, StoreError
 from fxpool.lowering.artifact import effects
 from fxpool.lowering.artifact.content import Decisions, Effects
 from fxpool.lowering.artifact.entry_parts import COMPILER_CHANGED, HEADERS_UNLISTED, Artifact
@@ -93,7 +96,13 @@ def _compile(
     started = time.perf_counter()
     env = shape_env.load(request.shapes, request.hints) if request.shapes is not None else shape_env.ShapeEnv()
     fake_mode = tensors.new_fake_mode(env)
-    linking = kernels.Linking(jobs.submit, units=jobs.units, toolchain_dir=request.toolchain_dir, patient=jobs.patient)
+    linking = kernels.Linking(
+        jobs.submit,
+        units=jobs.units,
+        toolchain_dir=request.toolchain_dir,
+        patient=jobs.patient,
+        stored=_kernel_files(request, cpp=True),
+    )
     with (
         contextlib.closing(BuiltLinking(request.toolchain_dir)) as building,
         ambient.entered(request.ambient),
@@ -110,7 +119,11 @@ def _compile(
         decoder = graph_decoder.GraphDecoder(tensors.Builder(fake_mode), env, request.constants)
         # An equal graph may have been lowered with operators that this client lowers in another way.
         equal = EqualGraphs(request, env, digests=not others, look_up=look_up)
-        triton = TritonLinking(jobs.submit if jobs.apart and triton_compile.may_collect() else None, jobs.units)
+        triton = TritonLinking(
+            jobs.submit if jobs.apart and triton_compile.may_collect() else None,
+            jobs.units,
+            _kernel_files(request, cpp=False),
+        )
         phase("lowering")
         cpp, sources = commands.collecting(linking.take, linking.begin), building.collecting()
         with unless_met(others), _restart_caught() as asked, cpp, sources, triton.collecting(), marked():
@@ -135,6 +148,9 @@ def _compile(
             raise
         built = building.libraries()
         unkept = _why_unkept(request, library is not None or bool(built), linking.unlisted | building.unlisted)
+        if not unkept and _is_worth_keeping(request, started):
+            linking.keep()
+            triton.keep()
     ended = time.perf_counter()
     return Artifact(
         level=request.level,
@@ -158,6 +174,25 @@ def _restart(request: CompileRequest, asked: list[str], started: float) -> Artif
     return Artifact(
         level=request.level, result=b"", effects=Effects(restart=asked), seconds=time.perf_counter() - started
     )
+
+
+def _kernel_files(request: CompileRequest, *, cpp: bool) -> KernelFiles | None:
+    """Return the kernels of earlier graphs, C++ or Triton's; None for a graph that may not be cached."""
+    key = request.key_of(cpp)
+    if key is None or request.store is None:
+        return None
+    try:
+        store = LocalStore(request.store)
+    except StoreError as error:
+        log.info("compiling %s without the kernels of earlier graphs: %s", request.label, error)
+        return None
+    # C++ contains whatever the program's code made Inductor generate; a Triton kernel may import functions.
+    return KernelFiles(store, kernel_files.conditions(key.components, but=("code",) if cpp else ()))
+
+
+def _is_worth_keeping(request: CompileRequest, started: float) -> bool:
+    """Return whether a graph took long enough to compile for its kernels to be stored (`cache_min_seconds`)."""
+    return request.bounds is None or time.perf_counter() - started >= request.bounds.min_seconds
 
 
 def _name(request: CompileRequest) -> str:
@@ -380,7 +415,13 @@ def compile_live(captured: Captured, gm: torch.fx.GraphModule, inputs: Sequence[
     request = captured.request
     inductor = request.ambient.configuration["inductor"]
     decided = {name: inductor[name] for name in configs.KERNELS_AT_COMPILE_TIME}
-    linking = kernels.Linking(jobs.submit, units=jobs.units, toolchain_dir=request.toolchain_dir, patient=True)
+    linking = kernels.Linking(
+        jobs.submit,
+        units=jobs.units,
+        toolchain_dir=request.toolchain_dir,
+        patient=True,
+        stored=_kernel_files(request, cpp=True),
+    )
     with (
         contextlib.closing(BuiltLinking(request.toolchain_dir)) as building,
         configs.entered({"inductor": decided}),  # the other entries are already in force
@@ -403,6 +444,8 @@ def compile_live(captured: Captured, gm: torch.fx.GraphModule, inputs: Sequence[
         library = linking.library()
         built = building.libraries()
         unkept = _why_unkept(request, library is not None or bool(built), linking.unlisted | building.unlisted)
+        if not unkept and _is_worth_keeping(request, started):
+            linking.keep()
     seconds = time.perf_counter() - started
     return Artifact(
         level=request.level,

@@ -51,8 +51,11 @@ class Branching:
         self._send(m.NoBranch(reason=reason))
         self._close()
 
-    def branch(self, files: Files) -> None:
-        """Fork a branch, and return in the worker. The branch lasts until the zygote closes its socket."""
+    def branch(self, files: Files, payload: memoryview) -> None:
+        """Fork a branch, and return in the worker. The branch lasts until the zygote closes its socket.
+
+        It does not keep `payload`, the input of the worker's job, to which no other reference may exist.
+        """
         start = time.perf_counter()
         try:
             pid = os.fork()
@@ -62,6 +65,7 @@ class Branching:
         if pid == 0:
             try:
                 os.setpgid(0, 0)
+                _forget(payload)
                 self._become_branch(files)
             except BaseException:
                 traceback.print_exc()
@@ -91,6 +95,13 @@ class Branching:
         self._control.close()
         for number in self._outputs:
             os.close(number)
+
+
+def _forget(payload: memoryview) -> None:
+    """Remove a received payload from this process, a copy of the one that needs it."""
+    if isinstance(payload.obj, bytearray):
+        payload[:] = bytes(len(payload))  # freed memory keeps its content
+    payload.release()  # this unmaps a large one, which both processes share
 
 
 def close_others(keep: set[int]) -> None:

@@ -344,7 +344,7 @@ def _run(
         link.channel.send(m.Begun())
         _current = JobContext(run, link)
         if branching is not None and run.preparation is not None:
-            _prepare(run.preparation, run.scratch, branching)
+            _prepare(run.preparation, run.scratch, branching, payload)
         data = bytes(payload)
         payload.release()
         result = _resolve(run.function)(data)
@@ -359,15 +359,15 @@ def _run(
         return m.Returned(ok=False, seconds=seconds, pid=os.getpid()), exceptions.dump(error, skip=skip)
 
 
-def _prepare(preparation: m.Preparation, scratch: str, branching: Branching) -> None:
-    """Run the job's preparation, and let the process be copied before the job changes it."""
+def _prepare(preparation: m.Preparation, scratch: str, branching: Branching, payload: memoryview) -> None:
+    """Run the job's preparation, and let the process be copied before the job changes it, without the job's payload."""
     files, reason = preparing.prepare(
         lambda argument: _resolve(preparation.function)(argument), preparation.argument, scratch
     )
     if files is None:
         branching.decline(reason)
     else:
-        branching.branch(files)
+        branching.branch(files, payload)
 
 
 def _spoiled() -> bool:

@@ -230,6 +230,26 @@ def test_a_file_that_was_asked_for_must_exist(settings_file: Path, monkeypatch: 
     assert config.current().pool == "host"
 
 
+@pytest.mark.parametrize("fault", ["all users", "directory", "another user"])
+def test_only_a_file_of_ours_says_whom_to_trust(settings_file: Path, fault: str) -> None:
+    settings_file.write_text("workers = 3\ntrusted_owners = '12345'\n")
+    assert config.current().trusted_owners == (12345,)
+    if fault == "all users":
+        settings_file.chmod(0o666)
+    elif fault == "directory":
+        settings_file.parent.chmod(0o777)
+    elif os.geteuid():
+        pytest.skip("needs root")
+    else:
+        os.chown(settings_file, 12345, -1)
+    os.utime(settings_file, (1, 1))  # so that it is read again
+    with pytest.raises(ConfigurationError, match="could choose whom you trust") as caught:
+        config.current()
+    assert str(settings_file) in str(caught.value) and "FXPOOL_TRUSTED_OWNERS" in str(caught.value)
+    settings_file.write_text("workers = 3\n")
+    assert config.current().workers == 3
+
+
 def test_the_file_is_found_where_xdg_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FXPOOL_CONFIG")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))

@@ -100,3 +100,16 @@ def look_later(data: bytes) -> bytes:
 def prints(data: bytes) -> bytes:
     print("printed by", data.decode())
     return b""
+
+
+def occurrences(reverse: bytes) -> bytes:
+    """Job: return the name of this worker's parent, and how often its memory has some bytes, given in reverse."""
+    wanted, parent = reverse[::-1], os.getppid()
+    count = 0
+    with open(f"/proc/{parent}/maps") as maps, open(f"/proc/{parent}/mem", "rb", 0) as memory:
+        for line in maps:
+            first, last = (int(address, 16) for address in line.split()[0].split("-"))
+            if " r" in line and "[v" not in line:
+                memory.seek(first)
+                count += memory.read(last - first).count(wanted)
+    return json.dumps([Path(f"/proc/{parent}/comm").read_text().strip(), count]).encode()

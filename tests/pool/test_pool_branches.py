@@ -36,8 +36,8 @@ def spec(site: Place, name: str, **more: Any) -> JobSpec:
     return JobSpec(label=name, preparation=preparation, **more)
 
 
-def look(client: PoolClient, site: Place, name: str = "plain", **more: Any) -> dict[str, Any]:
-    found = client.submit("pool_preparations:look", b"", spec(site, name, **more)).result(timeout=60)
+def look(client: PoolClient, site: Place, name: str = "plain", payload: bytes = b"", **more: Any) -> dict[str, Any]:
+    found = client.submit("pool_preparations:look", payload, spec(site, name, **more)).result(timeout=60)
     report: dict[str, Any] = json.loads(found)
     return report
 
@@ -59,6 +59,14 @@ def test_later_workers_are_forked_from_a_process_that_is_prepared(client: PoolCl
         assert found["seen"][0] == "1"
     assert len({found["pid"] for found in [first, *later]}) == 4
     assert calls(site) == 1 and prepared(client) == 3
+
+
+@pytest.mark.parametrize("size", [10_000, 8_000_000])
+def test_a_branch_does_not_keep_the_input_of_a_job(client: PoolClient, site: Place, size: int) -> None:
+    mark = os.urandom(16)
+    look(client, site, payload=mark * (size // 16))
+    found = client.submit("pool_preparations:occurrences", mark[::-1], spec(site, "plain")).result(timeout=60)
+    assert json.loads(found) == [BRANCH, 0]
 
 
 def test_jobs_that_come_together_wait_for_the_first(make_client: Make, site: Place) -> None:

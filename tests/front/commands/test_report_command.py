@@ -12,8 +12,8 @@ from click.testing import CliRunner
 
 from fxpool.commands import report
 from fxpool.commands.main import main
-from fxpool.commands.settings import without_secrets
 from fxpool.doctor import compile_trial
+from fxpool.setting_values import without_secrets
 
 SECRETS = {
     "API_TOKEN": "hunter2-token",

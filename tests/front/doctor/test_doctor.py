@@ -186,6 +186,11 @@ def test_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FXPOOL_WORKERS", "3")
     finding = found(host.settings)
     assert finding.state == OK and "FXPOOL_WORKERS=3" in finding.found
+    monkeypatch.setenv("FXPOOL_REMOTE_CACHE", "redis://user:hunter2@host:1/0")
+    monkeypatch.setenv("TORCHINDUCTOR_REDIS_URL", "redis://:p@ss/w@host?password=query")
+    shown = found(host.settings).found
+    assert "FXPOOL_REMOTE_CACHE=redis://***@host:1/0" in shown
+    assert not any(secret in shown for secret in ("hunter2", "p@ss", "query"))
     with monkeypatch.context() as changed:
         changed.setenv("FXPOOL_POOL", "off")
         finding = found(host.settings)
@@ -331,7 +336,8 @@ def test_the_header(tmp_path: Path) -> None:
     made = headers / "ab.h.gch"
     made.write_bytes(b"h" * 2048)
     status = made.stat()
-    (headers / "ab.json").write_text(json.dumps({str(made): [status.st_size, status.st_mtime_ns]}))
+    record = {str(made): [status.st_size, status.st_mtime_ns], "headers_kernels": "1" * 64}
+    (headers / "ab.json").write_text(json.dumps(record))
     finding = found(host.header)
     assert finding.state == OK and "1 precompiled, 2.0 KB" in finding.found
     made.write_bytes(b"other")

@@ -167,3 +167,21 @@ def test_what_root_filled_serves_another_user(base: Path) -> None:
         assert state_of(place / "base") == before
     finally:
         shutil.rmtree(place)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_workers_store_below_a_directory_of_a_trusted_owner(shared_pool: Path, cache: Path, tmp_path: Path) -> None:
+    share = tmp_path / "share"
+    (share / "cache").mkdir(parents=True, mode=0o700)
+    (share / "cache/toolchain").symlink_to((cache / "toolchain").resolve())
+    os.chown(share, NOBODY, -1)
+    program = (
+        "import json, torch, fxpool\n"
+        "torch.compile(lambda x: x.sin() + 5, backend='fxpool')(torch.ones(3))\n"
+        "print(json.dumps(fxpool.stats()))\n"
+    )
+    for hits in (0, 1):
+        printed = run_python(["-c", program], FXPOOL_CACHE_DIR=str(share / "cache"), FXPOOL_TRUSTED_OWNERS=str(NOBODY))
+        stats = json.loads(printed)
+        assert (stats["hits"], stats["compiles"]["worker"], stats["switched_off"]) == (hits, 1 - hits, {})

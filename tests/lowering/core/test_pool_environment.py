@@ -56,3 +56,25 @@ def test_the_order_is_this_processs(place: Path, monkeypatch: pytest.MonkeyPatch
     found_in(place / "first", monkeypatch)
     expected = [str(place / name) for name in ("first", "second", "elsewhere")]
     assert pool_environment._import_path_of_libraries() == expected
+
+
+def test_workers_trust_whom_the_program_trusts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Also if a settings file that they do not read says so."""
+
+    def owners() -> set[str | None]:
+        job, server = pool_environment.job_environment({}), pool_environment.zygote_environment()
+        return {job["FXPOOL_TRUSTED_OWNERS"], server["FXPOOL_TRUSTED_OWNERS"]}
+
+    own = {0, os.geteuid()}
+    assert owners() == {",".join(map(str, sorted(own)))}
+    monkeypatch.setenv("FXPOOL_CONFIG", str(tmp_path / "settings.toml"))
+    (tmp_path / "settings.toml").write_text("trusted_owners = [12345]")
+    assert owners() == {",".join(map(str, sorted({*own, 12345})))}
+    monkeypatch.setenv("FXPOOL_TRUSTED_OWNERS", "4321")
+    assert owners() == {",".join(map(str, sorted({*own, 4321})))}
+
+
+def test_secrets_of_the_environment_do_not_reach_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("API_TOKEN", "AWS_SECRET_ACCESS_KEY", "FXPOOL_REMOTE_CACHE"):
+        monkeypatch.setenv(name, "planted")
+    assert "planted" not in pool_environment.zygote_environment().values()

@@ -219,9 +219,11 @@ def test_other_definitions_are_left_alone() -> None:
     assert defined is not None and (defined.argument_types, defined.source) == (["int"], "\n\n a\\n")
 
 
-def test_names_count_from_the_first_begun(linking: Made, jobs: Jobs) -> None:
+def test_kernels_have_the_same_names_in_every_library(linking: Made, jobs: Jobs) -> None:
     with instruction_sets.instruction_sets_known(instruction_sets.candidates()):
-        made = linking(2)
+        made, other = linking(2), linking(2)
         for number in range(3):
             made.begin(kernel(f"in[i] + {number}"))
-    assert list(made.names.values()) == [function_name(number) for number in range(3)]
+            other.begin(kernel(f"in[i] + {2 - number}"))
+    assert made.names == other.names and len(set(made.names.values())) == 3
+    assert all(function_name(digest) == name for digest, name in made.names.items())

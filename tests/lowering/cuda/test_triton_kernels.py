@@ -12,6 +12,7 @@ import subprocess
 import sys
 import types
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,12 @@ from triton_place import path_with_triton
 
 from fxpool import counters
 from fxpool.codecache.store.entry import Entry
+from fxpool.codecache.store.kernel_files import KernelFiles
 from fxpool.codecache.store.store import LocalStore
 from fxpool.lowering.artifact import entry_parts
 from fxpool.lowering.artifact.content import Content, Effects
-from fxpool.lowering.cuda.triton_kernels import Candidate, Kernel
+from fxpool.lowering.cuda import triton_kernels
+from fxpool.lowering.cuda.triton_kernels import Candidate, Kernel, TritonLinking
 from fxpool.lowering.cuda.triton_library import Choices, TritonLibrary
 from fxpool.lowering.worker import wrapper
 from fxpool.torch_compat.inductor import output_code
@@ -69,6 +72,41 @@ def test_what_choosing_needs_is_kept(compiled: dict[str, Any]) -> None:
     kernel = compiled["kernels"]["doubled"]
     assert (kernel["written"], kernel["spill_limit"], kernel["candidates"]) == (["a"], 16, 2)
     assert kernel["parameters"] == ["a", "n", "xnumel"]
+
+
+def test_a_kernel_of_an_earlier_graph_is_not_compiled_again(tmp_path: Path) -> None:
+    sent: list[triton_kernels.KernelSource] = []
+
+    def submit(function: str, payload: bytes, label: str) -> Future[bytes]:
+        source = msgspec.msgpack.decode(payload, type=triton_kernels.KernelSource)
+        sent.append(source)
+        future: Future[bytes] = Future()
+        made = Kernel(source.name, ["a"], [], [], False, None, [Candidate(b"elf", source.source, 0, "", {})])
+        future.set_result(msgspec.msgpack.encode(triton_kernels.CompiledKernel(made)))
+        return future
+
+    def graph(*sources: str, conditions: str = "", width: int = 1, keep: bool = True) -> list[str]:
+        sent.clear()
+        files = KernelFiles(LocalStore(str(tmp_path / "store")), conditions)
+        linking = TritonLinking(submit, lambda: width, files)
+        for source in sources:
+            linking.take("triton_0", source)
+        part = linking.part()
+        assert [one.candidates[0].symbol for one in part.kernels] == list(sources)
+        assert set(part.names) == {output_code.kernel_digest(["triton_0"], source) for source in sources}
+        if keep:
+            linking.keep()
+        return [one.source for one in sent]
+
+    assert graph("one", "two", keep=False) == ["one", "two"]
+    assert graph("one", "two") == ["one", "two"]
+    assert graph("two", "three", width=4) == ["three"] and sent[0].width == 4
+    assert graph("one", "two", "three") == []
+    assert graph("one", conditions="another key") == ["one"]
+    from torch._inductor import config
+
+    with config.patch(autotune_lookup_table={"key": {"XBLOCK": 1}}):
+        assert graph("one") == ["one"] and graph("one") == []
 
 
 def test_candidates_are_compiled_side_by_side(compiled: dict[str, Any]) -> None:

@@ -148,3 +148,13 @@ assert CUDAOptions() == before
 assert not triton.knobs.runtime.debug
 """
     run_python(["-c", program])
+
+
+@pytest.mark.parametrize("name", ["REDIS_URL", "REDIS_HOST", "REDIS_PORT", "FX_GRAPH_REMOTE_CACHE"])
+def test_addresses_of_remote_caches_stay_here(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They may contain passwords, and say nothing of the code: machines that share a cache may reach it differently."""
+    before = key_of(torch.sin, X)
+    monkeypatch.setenv(f"TORCHINDUCTOR_{name}", "redis://user:planted@host")
+    (graph,) = captured(torch.sin, X)
+    assert key_of(torch.sin, X) == before
+    assert "planted" not in str(graph.request.ambient)

@@ -41,7 +41,9 @@ def test_every_header_that_inductor_names_is_asked_for() -> None:
 
 
 def test_units_include_nothing_else() -> None:
-    source = unit_source([(0, commands.CollectedKernel(["float*"], f"{commands.HEADER}\nvoid kernel(float* x) {{}}"))])
+    source = unit_source(
+        [("0", commands.CollectedKernel(["float*"], f"{commands.HEADER}\nvoid kernel(float* x) {{}}"))]
+    )
     assert "#include" in source and not included.unasked(source)
 
 
