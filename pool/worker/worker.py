@@ -277,10 +277,10 @@ class JobContext:
 
 
 class Branching(Protocol):
-    """Makes a copy of this process for later workers with the same preparation; see `zygote.Branching`."""
+    """Makes a copy of this process for later workers with the same preparation; see `branching.Branching`."""
 
     def decline(self, reason: str) -> None: ...
-    def branch(self, files: preparing.Files) -> None: ...
+    def branch(self, files: preparing.Files, payload: memoryview) -> None: ...
 
 
 def main(sock: socket.socket, branching: Branching | None = None, prepared: bool = False) -> None:
