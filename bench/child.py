@@ -5,6 +5,7 @@ python bench/child.py prime --backend B                 compile a trivial graph:
 python bench/child.py steady --what mlp --backend B     seconds per call once compiled
 python bench/child.py inside --backend B                seconds in the backend, Dynamo's tracing left out
 python bench/child.py served --what train --backend B   seconds of the first call; a server is running
+python bench/child.py edited --what infer --backend B   the same for another head, after the model itself was compiled
 python bench/child.py hit --backend fxpool              seconds from a graph of 600 nodes to its entry
 python bench/child.py ready --backend fxpool            a graph as first compile after warming up, over it as second
 """
@@ -15,6 +16,8 @@ import argparse
 import json
 import os
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -97,6 +100,29 @@ def served(what: str, backend: str, size: str) -> dict[str, Any]:
     if backend == "fxpool":
         wait_for_server()
     return measure("gpt2", what, backend, size)
+
+
+def edited(what: str, backend: str, size: str) -> dict[str, Any]:
+    command = [sys.executable, __file__, "served", "--what", what, "--backend", backend, "--size", size]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    if backend == "fxpool":
+        wait_for_server()
+    return measure("gpt2", what, backend, size, edit=_cap_logits)
+
+
+def _cap_logits(model: Any) -> None:
+    """Limit the logits of a language model to 30 on each side."""
+    import torch
+
+    class Capped(torch.nn.Module):
+        def __init__(self, head: Any) -> None:
+            super().__init__()
+            self.head = head
+
+        def forward(self, hidden: Any) -> Any:
+            return torch.tanh(self.head(hidden) / 30) * 30
+
+    model.lm_head = Capped(model.lm_head)
 
 
 def wait_for_server() -> None:
@@ -249,10 +275,10 @@ def prime(backend: str) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    for name in ("prime", "steady", "inside", "served", "hit", "ready"):
+    for name in ("prime", "steady", "inside", "served", "edited", "hit", "ready"):
         command = commands.add_parser(name)
         command.add_argument("--backend", required=True)
-        if name in ("steady", "served"):
+        if name in ("steady", "served", "edited"):
             whats = ("mlp", "gpt2") if name == "steady" else ("infer", "train")
             command.add_argument("--what", choices=whats, required=True)
         if name not in ("prime", "hit"):
@@ -263,6 +289,7 @@ def main() -> None:
         "steady": lambda: steady(chosen.what, chosen.backend, chosen.size),
         "inside": lambda: inside(chosen.backend, chosen.size),
         "served": lambda: served(chosen.what, chosen.backend, chosen.size),
+        "edited": lambda: edited(chosen.what, chosen.backend, chosen.size),
         "hit": hit,
         "ready": lambda: ready(chosen.size),
     }

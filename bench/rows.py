@@ -163,6 +163,17 @@ ROWS: tuple[Row, ...] = (
     ),
     *(
         Row(
+            "S16",
+            f"GPT-2 {_NAMES[what]} after an edit of its head, first call",
+            "known host",
+            (CHILD, "edited", "--what", what),
+            {"inductor": 0.5},
+            server=True,
+        )
+        for what in _NAMES
+    ),
+    *(
+        Row(
             "R3",
             f"GPT-2 inference, first call, {who} killed in its middle: beyond an undisturbed one",
             "known host",

@@ -128,7 +128,8 @@ def main() -> int:
         facts["ours"] += " in pieces"
     console.print(f"{facts['cpu']}, {facts['cores']} cores, torch {facts['torch']}", highlight=False)
     console.print(
-        "A server is running in S3, S9, S10, R3 and a row of S5; elsewhere starting it is in the measured time."
+        "A server is running in S3, S9, S10, S15, S16, R3 and a row of S5 and S14; elsewhere starting it is in the "
+        "measured time."
     )
     measured: list[Measured] = []
     failed = False

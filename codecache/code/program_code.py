@@ -62,12 +62,13 @@ def of(
     after_autograd: bool = False,
     covered: Covered | None = None,
     answers: Kept | None = None,
+    constants_too: bool = True,
 ) -> ProgramCode:
     """Digest the code of a graph's dependencies (`GraphEncoder.dependencies`) and this process's registrations.
 
     `after_autograd`: the graph comes from AOTAutograd, so backwards and similar code will not run again. `covered` is
     filled with the functions that each digest covers. `answers` has what other processes know of torch's
-    constants; without it, these are not examined.
+    sources; without it, or without `constants_too`, torch's constants are not examined.
 
     Raises:
         UnprovenError: code is outside the grammar, so it can't be compared in another process.
@@ -99,7 +100,7 @@ def of(
     changes += added_kernels.foreign()
     for place, value in changes:
         prove(_CHANGED + place, value)
-    if answers is not None:
+    if answers is not None and constants_too:
         for change in constants.changed(sources):
             if change.traced_only and after_autograd:
                 continue
@@ -130,6 +131,18 @@ def of(
         if entry.vouched is not None:
             digests[f"{_REGISTERED}{entry.name} code"] = code_of(entry.vouched)
     return ProgramCode(digests, [name.removeprefix(_CHANGED) for name in digests if name.startswith(_CHANGED)])
+
+
+def examine_torch(seconds: float) -> bool:
+    """Examine torch's own modules for some seconds, once per process; return whether more is left.
+
+    `of` does the rest. A process that has examined them forks others, which need not.
+    """
+    if namespaces.examine_some(torch_sources.loaded(operator_tables.version()), seconds):
+        return True
+    of({})
+    operator_tables.digest()
+    return False
 
 
 def _reached_by(dependencies: Mapping[str, Any]) -> Callable[[inductor_tables.Entry], bool]:
@@ -205,15 +218,15 @@ class SentCode:
         """Return the name of configured code that differs from `here`, this process's digests, or ""."""
         return next((name for name, digest in sorted(self.configured.items()) if here.get(name) != digest), "")
 
-    def difference(self, answers: Kept | None = None) -> tuple[str, list[Otherwise]]:
+    def difference(self, answers: Kept | None = None, *, imported: bool = True) -> tuple[str, list[Otherwise]]:
         """Compare with this process: return the name of code that differs (or ""), and the operators that differ.
 
         These operators have different registrations here. A compile that uses none of them has the same result.
-        `answers` as in `of`, if modules of the program were imported: they may have changed torch.
+        `answers` as in `of`. `imported`: modules of the program were imported, and may have changed torch's constants.
         """
         try:
             targets = {name: _found(name) for name in self.dependencies}
-            code = of(targets, after_autograd=self.after_autograd, answers=answers)
+            code = of(targets, after_autograd=self.after_autograd, answers=answers, constants_too=imported)
             if code.changed:
                 return f"{_CHANGED}{code.changed[0]}", []
             here = code.compared()

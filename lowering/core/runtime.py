@@ -36,7 +36,8 @@ log = notices.logger(__name__)
 _PRELOAD = ("fxpool.lowering.worker.jobs:import_compiler",)
 # Tasks of an idle zygote, the most useful first.
 _IDLE = ",".join(
-    f"fxpool.lowering.worker.warmup:{name}" for name in ("warm", "warm_up_devices", "warm_up", "warm_up_training")
+    f"fxpool.lowering.worker.warmup:{name}"
+    for name in ("warm", "examine_torch", "warm_up_devices", "warm_up", "warm_up_training")
 )
 
 

@@ -259,7 +259,7 @@ def load_code(
         code.bring()
     except NotBroughtError as error:
         raise CannotTravelError("code_not_importable", str(error)) from error
-    other, operators_otherwise = code.difference(answers if modules else None)
+    other, operators_otherwise = code.difference(answers, imported=bool(modules))
     if other:
         raise CannotTravelError(CODE_DIFFERS, other)
     return operators_otherwise

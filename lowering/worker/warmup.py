@@ -1,4 +1,4 @@
-"""Small compiles in the zygote, so that a worker's first job is as fast as later ones.
+"""Small compiles and comparisons in the zygote, so that a worker's first job is as fast as later ones.
 
 A first compile registers pattern tables and decompositions, imports the back ends that it needs, and fills sympy's and
 torch's caches. Without the warm-up this would take half a second to a second in every worker, because each worker runs
@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from fxpool.codecache.code import program_code
 from fxpool.codecache.key import system, toolchain
 from fxpool.lowering.core.scratch import scratch_directory
 from fxpool.lowering.cuda.triton_kernels import PendingKernel
@@ -34,6 +35,7 @@ from fxpool.torch_compat.state import compile_flags
 from fxpool.torch_compat.triton import triton_compile
 
 _MODEL = "NVIDIA H200"
+_MOMENT = 0.1  # seconds
 
 
 def _block(tokens: torch.Tensor, table: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
@@ -83,6 +85,14 @@ def warm_up_devices() -> None:
         with fake_mode:
             inputs = [torch.empty(shape, device="cuda:0") for shape in ((4, 8), (8, 8))]
         aot.compile_graph(torch.fx.symbolic_trace(_layer), inputs, keep_result=True)
+
+
+def examine_torch() -> bool:
+    """Compare a part of torch's modules with their sources, as each job does; return whether more is left.
+
+    All of it takes half a second, in which no worker can be forked.
+    """
+    return program_code.examine_torch(_MOMENT)
 
 
 def _warm_up_on_cpu(*, training: bool) -> None:

@@ -17,6 +17,7 @@ import time
 __all__ = [
     "adopt_orphans",
     "children",
+    "cores_free",
     "die_with_parent",
     "interpreter",
     "is_stopped",
@@ -32,6 +33,17 @@ _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 
 _libc = ctypes.CDLL(None, use_errno=True)
+
+
+def cores_free() -> int:
+    """Return how many of this process's cores run no other process right now; 0 if the kernel does not say."""
+    try:
+        with open("/proc/stat", "rb") as file:
+            words = file.read().partition(b"procs_running ")[2].split(None, 1)
+        others = int(words[0]) - 1  # of the whole host: this process is one of them
+    except (OSError, ValueError, IndexError):
+        return 0
+    return max(0, len(os.sched_getaffinity(0)) - others)
 
 
 def interpreter() -> str:

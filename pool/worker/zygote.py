@@ -42,6 +42,8 @@ from fxpool.pool.worker.preparing import Files
 _REASON_KEPT = 32 << 10
 # Seconds without an order before the next idle call.
 _IDLE_AFTER = 0.05
+# Seconds between two looks for a free core while idle calls are left.
+_LOOK_AGAIN = 0.2
 
 _SIGNALS: dict[type[m.ToZygote], signal.Signals] = {
     m.Kill: signal.SIGKILL,
@@ -120,16 +122,25 @@ class Zygote:
     def is_idle(self) -> bool:
         """Return whether to make the next idle call if no order arrives.
 
-        Running jobs need the cores, and no worker can be forked during a call. So only the first call, a short one, is
-        also made while jobs run, and only if a core is free.
+        Running jobs need the cores, and no worker can be forked during a call. So calls are made while jobs run only if
+        a core is free: the next worker would take as long for the same.
         """
         if not self.idle or self.rests:
             return False
-        spare = self.idle[0] == self.all_idle[0] and len(self.workers) + 1 < len(os.sched_getaffinity(0))
-        return spare or not (self.workers or self.branches.busy)
+        return not (self.workers or self.branches.busy) or processes.cores_free() > 0
+
+    def patience(self) -> float | None:
+        """Return the seconds to wait for an order before there is something else to do; None if there is not."""
+        if self.is_idle():
+            return _IDLE_AFTER
+        # Cores become free without a message.
+        seconds = [_LOOK_AGAIN] if self.idle and not self.rests else []
+        if (left := self.branches.seconds_left()) is not None:
+            seconds.append(left)
+        return min(seconds, default=None)
 
     def use_idle_time(self) -> None:
-        """Make the next idle call. If it fails, workers only start more slowly.
+        """Make the next idle call, again and again if it returns True. If it fails, workers only start more slowly.
 
         If it starts a thread, this process ends, and the server starts another zygote without that call.
         """
@@ -144,7 +155,8 @@ class Zygote:
         # are removed even then.
         tempfile.tempdir = os.getcwd()
         try:
-            getattr(importlib.import_module(module), function)()
+            if getattr(importlib.import_module(module), function)():
+                self.idle.insert(0, name)
         except Exception:
             traceback.print_exc()
         finally:
@@ -171,7 +183,7 @@ class Zygote:
         self.selector.register(wake, selectors.EVENT_READ)
         while True:
             # Orders take precedence over idle calls.
-            ready = self.selector.select(_IDLE_AFTER if self.is_idle() else self.branches.seconds_left())
+            ready = self.selector.select(self.patience())
             if not ready:
                 self.branches.tidy()
                 if self.is_idle():

@@ -22,7 +22,7 @@ import importlib.machinery
 import json
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -130,12 +130,20 @@ def call(model: Any, tokens: Any, what: str) -> Any:
     return logits.detach()
 
 
-def measure(model_name: str, what: str, backend: str, size: str = "small", compiled: bool = True) -> dict[str, Any]:
+def measure(
+    model_name: str,
+    what: str,
+    backend: str,
+    size: str = "small",
+    compiled: bool = True,
+    edit: Callable[[Any], None] | None = None,
+) -> dict[str, Any]:
     """Return the seconds of the first and second call, the largest difference from eager, and where graphs compiled.
 
     Without `compiled`, the model is called without torch.compile and `backend` is ignored. With the backend "eager",
     Dynamo only traces the model: the minimum for the first call of any backend. The difference is the largest absolute
-    difference of the logits and, in training, of all gradients. Raises RuntimeError if only one side has a gradient.
+    difference of the logits and, in training, of all gradients. `edit` changes the model first. Raises RuntimeError if
+    only one side has a gradient.
     """
     counter = LoweringCounter()
     counter.install()
@@ -144,6 +152,8 @@ def measure(model_name: str, what: str, backend: str, size: str = "small", compi
 
     torch.manual_seed(0)
     model = build(model_name, size).train(what == "train")
+    if edit is not None:
+        edit(model)
     tokens = torch.randint(0, 1000, (2, 64))
     reference = copy.deepcopy(model)
 

@@ -15,6 +15,7 @@ import itertools
 import operator
 import re
 import sys
+import time
 import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -26,7 +27,7 @@ from fxpool.torch_compat.changes.substitutes import is_in_place, is_substitute
 from fxpool.torch_compat.changes.torch_sources import Sources, source
 from fxpool.torch_compat.operators.own_code import C_CODE, DATA, is_below, is_loaded_module, is_own
 
-__all__ = ["Foreign", "examined_modules", "foreign"]
+__all__ = ["Foreign", "examine_some", "examined_modules", "foreign"]
 
 #: Modules that run after AOTAutograd as well: while Inductor lowers a graph.
 _OF_INDUCTOR = (
@@ -104,6 +105,11 @@ class _Namespace:
         self._all: list[Any] = []
         self._values: Any = ()
         self._get: Callable[[Any], Any] = _nothing
+
+    @property
+    def is_examined(self) -> bool:
+        """Whether it was examined before."""
+        return bool(self._all)
 
     def examine(self, own: set[int], sources: Sources) -> None:
         """Examine the values if another one was put in.
@@ -210,6 +216,17 @@ class _Examined:
             space.examine(own, sources)
         self._values = now
 
+    def examine_some(self, sources: Sources, seconds: float) -> bool:
+        """Examine some of the namespaces that were never examined; return whether more are left."""
+        end = time.monotonic() + seconds
+        own: set[int] = set()
+        left = [space for space in self.spaces if not space.is_examined]
+        for number, space in enumerate(left):
+            if time.monotonic() > end:
+                return number < len(left)
+            space.examine(own, sources)
+        return False
+
 
 _examined = _Examined()
 
@@ -234,6 +251,12 @@ def foreign(sources: Sources, *, after_autograd: bool = False) -> list[Foreign]:
         if replaced and not (traced_only and after_autograd):
             by_name[full_name] = Foreign(full_name, value, traced_only)
     return [by_name[name] for name in sorted(by_name)]
+
+
+def examine_some(sources: Sources, seconds: float) -> bool:
+    """Examine modules and classes that were never examined, for some seconds; return whether more are left."""
+    _list_new_modules()
+    return _examined.examine_some(sources, seconds)
 
 
 def examined_modules() -> Iterator[tuple[str, types.ModuleType, bool]]:
