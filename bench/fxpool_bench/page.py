@@ -31,7 +31,7 @@ def page(head: Mapping[str, Any], records: Mapping[Run, Record], changes: Iterab
                 "case": line.case,
                 "mode": line.mode,
                 "backend": line.backend,
-                "state": "wrong" if any(one.state == "wrong" for one in line.records) else "done",
+                "state": "wrong" if line.wrong else "done",
                 "median": line.median,
                 "speedup": asdict(line.speedup) if line.speedup is not None else None,
                 "first_call": line.first_call,

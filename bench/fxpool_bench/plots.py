@@ -21,7 +21,11 @@ FIRST_CALLS = "first-calls.png"
 _WIDTH, _BAR, _FRAME = 9.0, 0.22, 1.4
 _COLOURS = {"eager": "#718096", "inductor": "#dd6b20", "fxpool": "#2b6cb0"}
 _DOUBTFUL: dict[str, Any] = {"facecolor": "#e2e8f0", "edgecolor": "#a0aec0", "hatch": "///"}
+_WRONG: dict[str, Any] = {"facecolor": "#fff5f5", "edgecolor": "#c53030", "hatch": "xxx"}
 _OTHERS = ("#2f855a", "#805ad5", "#b83280", "#975a16")
+
+# The smallest speed-up that is drawn, and the factor that the axis extends to each side of 1 at least.
+_LEAST, _AROUND = 1e-6, 2.0
 
 
 def available() -> bool:
@@ -32,7 +36,8 @@ def available() -> bool:
 def draw(lines: Sequence[Line], folder: Path) -> list[Path]:
     """Draw into `folder`; return the files. Images without data are removed.
 
-    First calls that ran beside others are left out, and speed-ups of doubtful measurements are hatched in grey.
+    First calls that ran beside others are left out. Speed-ups are hatched in grey if their measurement is doubtful, and
+    in red if their outputs are wrong.
     """
     made = []
     speedups = [line for line in lines if line.speedup is not None]
@@ -101,33 +106,52 @@ def _axes(figure: Any, lines: Sequence[Line], title: str, unit: str) -> tuple[An
     return axes, bars, {backend: _COLOURS.get(backend) or next(others) for backend in backends}
 
 
-def _legend(axes: Any, colours: dict[str, str], doubtful: bool = False) -> None:
+def _legend(axes: Any, colours: dict[str, str], hatched: dict[str, dict[str, Any]] | None = None) -> None:
+    """Add a legend of the backends, and of the looks in `hatched` by their labels."""
     from matplotlib.patches import Patch
 
     handles = [Patch(color=colour, label=backend) for backend, colour in colours.items()]
-    if doubtful:
-        handles.append(Patch(**_DOUBTFUL, label="doubtful, see report.html"))
+    handles += [Patch(**look, label=label) for label, look in (hatched or {}).items()]
     axes.figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False)
 
 
 def _speedups(figure: Any, lines: Sequence[Line]) -> None:
     lines = _grouped(lines)
     axes, bars, colours = _axes(figure, lines, "Speed-up over eager, with its 95 % interval", "times as fast")
+    hatched: dict[str, dict[str, Any]] = {}
+    solid = set()
+    edges = [1 / _AROUND, _AROUND]
     for place, line in zip(bars, lines, strict=True):
         ratio = line.speedup
         assert ratio is not None
-        spread = [[max(0.0, ratio.value - ratio.low)], [max(0.0, ratio.high - ratio.value)]]
-        look = _DOUBTFUL if line.doubtful else {"color": colours[line.backend]}
-        axes.barh(place, ratio.value, height=0.85, xerr=spread, ecolor="#1a202c", **look)
-        if line.doubtful:
-            axes.text(0.02, place, line.backend, va="center", size="small", transform=axes.get_yaxis_transform())
+        low, value, high = (max(figure, _LEAST) for figure in (ratio.low, ratio.value, ratio.high))
+        spread = [[max(0.0, value - low)], [max(0.0, high - value)]]
+        edges += [low, high]
+        if line.wrong or line.doubtful:
+            look = _WRONG if line.wrong else _DOUBTFUL
+            hatched["wrong outputs" if line.wrong else "doubtful, see report.html"] = look
+            at, side = (0.02, "left") if value >= 1 else (0.98, "right")  # beside the bar
+            across = axes.get_yaxis_transform()
+            axes.text(at, place, line.backend, ha=side, va="center", size="small", transform=across)
+        else:
+            look = {"color": colours[line.backend]}
+            solid.add(line.backend)
+        # From 1, so that as many times slower is as long as that many times faster.
+        axes.barh(place, value - 1.0, left=1.0, height=0.85, xerr=spread, ecolor="#1a202c", **look)
     axes.axvline(1.0, color="#1a202c", linewidth=1)
-    certain = {line.backend for line in lines if not line.doubtful}
-    _legend(
-        axes,
-        {name: colour for name, colour in colours.items() if name in certain},
-        any(line.doubtful for line in lines),
-    )
+    _logarithmic(axes, min(edges), max(edges))
+    _legend(axes, {name: colour for name, colour in colours.items() if name in solid}, hatched)
+
+
+def _logarithmic(axes: Any, low: float, high: float) -> None:
+    """Show ratios from `low` to `high`, with plain numbers at the ticks."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    axes.set_xscale("log")
+    axes.set_xlim(low / 1.2, high * 1.2)
+    axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high < 5000 * low else (1.0,)))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda ratio, _: f"{ratio:g}"))
 
 
 def _first_calls(figure: Any, lines: Sequence[Line], left_out: int = 0) -> None:

@@ -62,6 +62,11 @@ class Line:
     doubtful: bool = False
     beside: tuple[str, ...] = ()
 
+    @property
+    def wrong(self) -> bool:
+        """Whether the outputs of a repetition differ from eager's."""
+        return any(record.state == "wrong" for record in self.records)
+
 
 @dataclass(frozen=True)
 class Change:
@@ -320,6 +325,8 @@ def seconds(value: float | None) -> str:
     """Format a time in s, ms or us; "" for None."""
     if value is None:
         return ""
+    if value == 0:
+        return "0 s"
     for unit, size in (("s", 1.0), ("ms", 1e-3)):
         if value >= size:
             return f"{value / size:.3g} {unit}"

@@ -60,6 +60,32 @@ def test_what_others_may_have_made_is_drawn_as_no_lead(tmp_path: Path) -> None:
     assert not (tmp_path / "first-calls.png").exists(), "a picture of earlier results is left"
 
 
+def test_speedups_are_drawn_from_1_on_a_logarithmic_scale() -> None:
+    every = [
+        record("a", "inference", "eager", 1.0),
+        record("a", "inference", "fxpool", 1 / 35),
+        record("a", "inference", "inductor", 50.0),
+        record("b", "inference", "eager", 1.0),
+        record("b", "inference", "fxpool", 0.5, state="wrong", difference=0.5),
+    ]
+    ours = [line for line in report.lines({one.run: one for one in every}) if line.speedup is not None]
+    figure = plots._figure(ours)
+    plots._speedups(figure, ours)
+    (axes,) = figure.axes
+    assert axes.get_xscale() == "log"
+    fast, slow, wrong = axes.patches
+    assert [bar.get_x() for bar in axes.patches] == pytest.approx([1.0] * 3)
+    assert fast.get_width() == pytest.approx(34, rel=0.01) and slow.get_width() == pytest.approx(-0.98)
+    low, high = axes.get_xlim()
+    assert low < 0.02 < 35 < high
+    marks = [axes.xaxis.get_major_formatter()(at, 0) for at in axes.get_xticks() if low <= at <= high]
+    assert {"0.05", "1", "20"} <= set(marks), "powers are not easy to read"
+    assert not fast.get_hatch() and not slow.get_hatch() and wrong.get_hatch()
+    assert wrong.get_facecolor() != fast.get_facecolor()
+    legend = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert legend == ["fxpool", "inductor", "wrong outputs"]
+
+
 def test_pictures_are_drawn(tmp_path: Path) -> None:
     made = plots.draw(report.lines(records()), tmp_path)
     assert [path.name for path in made] == ["speedups.png", "first-calls.png"]

@@ -108,7 +108,7 @@ def test_every_case_is_in_it(opened: Any) -> None:
     wrong, killed, failed = notes(opened)
     assert "in shape or" in wrong and "9000 MB" in killed and failed.startswith("ValueError")
     assert opened.find_element("id", "count").text == "6 of 6 rows"
-    assert opened.find_element("id", "title").text == "mine: 3 cases, run in 6 ways"
+    assert opened.find_element("id", "title").text == "mine: 3 cases, 6 runs"
     assert opened.title == "mine, fxpool bench", "what a case raised was run"
 
 
@@ -203,6 +203,63 @@ def test_figures_that_others_may_have_made_are_no_leads(opened: Any, tmp_path: P
     assert [bar.get_attribute("class") for bar in bars] == ["doubtful", ""]
     assert notes(opened)[1] == "during the first call, a/inference/fxpool ran: --jobs 1 times it alone"
     assert "measure again" in notes(opened)[2]
+
+
+def test_wrong_results_do_not_look_good(opened: Any, tmp_path: Path) -> None:
+    """And bars begin at 1, on a scale on which slow results have a length, too."""
+    every = [
+        record("a", "inference", "eager", 1.0),
+        record("a", "inference", "fxpool", 0.02),
+        record("a", "inference", "inductor", 50.0),
+        record("b", "inference", "eager", 1.0),
+        record("b", "inference", "fxpool", 0.1, state="wrong", difference=0.5),
+    ]
+    path = tmp_path / "report.html"
+    path.write_text(page.page(HEAD, {one.run: one for one in every}), encoding="utf-8")
+    opened.get(path.as_uri())
+    bars = opened.find_elements("css selector", ".bar i")
+    assert [bar.get_attribute("class") for bar in bars] == ["", "slow", "wrong"]
+    fast, slow, wrong = (bar.rect for bar in bars)
+    (middle, *_) = (mark.rect["x"] for mark in opened.find_elements("css selector", ".bar u"))
+    assert fast["x"] == pytest.approx(middle, abs=1) == pytest.approx(slow["x"] + slow["width"], abs=1)
+    assert fast["width"] == pytest.approx(slow["width"], rel=0.05) and wrong["width"] > fast["width"] / 2
+    colours = [bar.value_of_css_property("background-color") for bar in bars]
+    assert len(set(colours)) == 3, "a wrong result is as green as a fast one"
+    assert "its outputs are wrong" in opened.find_element("css selector", ".help").text
+
+
+def test_marks_and_columns_are_explained_if_they_are_there(opened: Any, tmp_path: Path) -> None:
+    help_of_hits = opened.find_element("css selector", ".help").text
+    assert "saved: " in help_of_hits and "warm: " not in help_of_hits and "its outputs are wrong" in help_of_hits
+    path = tmp_path / "report.html"
+    for stats, warm, expected in (({}, None, []), ({"seconds_saved": 0.0}, 1.0, ["warm", "saved"])):
+        one = record("a", "inference", "fxpool", 1.0, warm_call=warm, stats=stats)
+        path.write_text(page.page(HEAD, {one.run: one}), encoding="utf-8")
+        opened.get(path.as_uri())
+        shown = opened.find_element("css selector", ".help").text
+        assert [name for name in ("warm", "saved") if f"{name}: " in shown] == expected
+        assert "its outputs are wrong" not in shown
+    nothing = record("a", "inference", "fxpool", 1.0, stats={"seconds_saved": 0.0})
+    path.write_text(page.page(HEAD, {nothing.run: nothing}), encoding="utf-8")
+    opened.get(path.as_uri())
+    assert rows(opened)[0][7] == "0 s" == report.seconds(0.0)
+
+
+def test_notes_can_be_read_on_a_phone(opened: Any, sized: Callable[[int, str], None], tmp_path: Path) -> None:
+    long = ["other processes kept 1.2 cores busy, most of them cc1plus (pid 71): measure when it is idle"]
+    every = [
+        record("scaled_dot_product", "inference", "eager", 4e-3, peak=123 << 30, remarks=long),
+        record("scaled_dot_product", "inference", "fxpool", 1e-5, warm_call=2.0, peak=123 << 30, remarks=long),
+        record("scaled_dot_product", "training", "fxpool", None, reason="ValueError: " + "on purpose " * 20),
+    ]
+    path = tmp_path / "report.html"
+    path.write_text(page.page(HEAD, {one.run: one for one in every}), encoding="utf-8")
+    sized(390, "light")
+    opened.get(path.as_uri())
+    for left in (0, 200):
+        opened.execute_script("document.querySelector('.scroll').scrollLeft = arguments[0]", left)
+        boxes = [note.rect for note in opened.find_elements("css selector", "#cases tr.notes td > div")]
+        assert len(boxes) == 3 and all(box["x"] >= 0 and box["x"] + box["width"] <= 390 for box in boxes), boxes
 
 
 def test_nothing_leaves_the_page_and_nothing_is_wrong_with_it(opened: Any, tmp_path: Path) -> None:
