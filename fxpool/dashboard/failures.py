@@ -14,6 +14,7 @@ from fxpool.codecache.store.quarantine import Record
 __all__ = ["failures"]
 
 _MOST = 100
+_DIGITS = 12  # of a key, for a command
 _WHAT = {
     "exception": "raised an exception, passed to its caller",
     "died": "lost its worker",
@@ -40,7 +41,8 @@ def failures(
         if job["how"] in _WHAT and not job["part_of"]
     ]
     for record in quarantined:
-        what = "is in quarantine: it runs eagerly until `fxpool cache quarantine --release`"
+        release = f"fxpool cache quarantine --release {record.key[:_DIGITS]}"
+        what = f"is in quarantine: it runs eagerly until `{release}`"
         found.append({"at": record.when, "what": what, "label": record.label, "why": record.error})
     if store["unreadable"]:
         count = store["unreadable"]

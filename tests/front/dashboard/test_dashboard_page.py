@@ -41,6 +41,22 @@ def address(here: Place) -> Iterator[str]:
 
 
 @pytest.fixture
+def sized(browser: Any) -> Iterator[Callable[[int, str], None]]:
+    """Sets the width and the colour scheme for one test."""
+
+    def size(width: int, scheme: str) -> None:
+        media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
+        metrics = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": False}
+        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+        wait(lambda: browser.execute_script("return innerWidth") == width)
+
+    yield size
+    browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+
+
+@pytest.fixture
 def page(browser: Any, address: str) -> Iterator[Any]:
     """The page, with all entries; afterwards nothing was wrong with it, and nothing was asked of anybody else."""
     browser.get_log("performance")
@@ -180,6 +196,98 @@ def test_entries_are_found_and_sorted(page: Any) -> None:
     assert page.execute_script("return arguments[0].parentElement.getAttribute('aria-sort')", head) == "descending"
 
 
+def test_an_unreadable_entry_is_found_by_that_word(page: Any) -> None:
+    page.execute_script("""
+      const usual = {key: "ab", name: "cd", readable: false, label: "", function: "", place: "", inputs: "", torch: ""};
+      take({rows: [{...usual, created: 1, used: 1, seconds: 0, bytes: 9, guards: 0, uses: 0, why: []}]});
+    """)
+    press(page, "/", "unreadable")
+    wait(lambda: text(page, "count") == "1 of 1,001 entries")
+    wait(lambda: [row[1] for row in rows(page)] == ["(unreadable)"])
+
+
+#: The totals: by name, the value and the note. Then the texts of the header and of the gauges.
+TOTALS = """
+const cells = tile => ["dt", "dd", "small"].map(name => tile.querySelector(name).textContent);
+const tiles = [...document.querySelectorAll(".tile")].map(cells).map(([name, ...values]) => [name, values]);
+return [Object.fromEntries(tiles), ...["who", "gauges"].map(id => document.getElementById(id).innerText)];
+"""
+#: Servers as the dashboard sends them, and jobs that ended in several ways.
+SERVERS = """
+const server = pid => ({
+  state: "running", server_pid: pid, name: "5685" + pid, slots: 2, slots_free: 1, slots_rule: "CPU affinity", queued: 3,
+  counters: {jobs: 10, joined: 4, deaths: 2}, memory: {server: 1, zygote: 1, workers: 1}, running: [], waiting: [],
+  limits: {host_used: .5, host_bytes: 9, host_used_of: "memory", host_mark: .9, job_bytes: 9, rules: {}},
+  clients: [], zygote: {state: "ready"}, seconds: 180,
+});
+"""
+JOBS = """
+const usual = {server: "one", label: "softmax_of_differences_of_a_very_long_name [0/0]", attempts: 1, part_of: 0};
+const at = now(), job = (number, how, phases) => ({
+  ...usual, job: number, how, phases, queued: at - 200, begun: at - 190, ended: at - 20, worker: 12, askers: [34, 56],
+  memory: 1 << 30, reason: how === "died" ? "the worker was killed by signal 9 (SIGKILL)" : "",
+});
+const kernels = [["kernels", at - 120]];
+take({jobs: [job(1, "done", kernels), job(2, "died", []), job(3, "cancelled", []), job(4, "lost", [])]});
+"""
+
+
+def test_totals_of_servers(page: Any) -> None:
+    def unknown() -> bool:
+        shown = page.execute_script(TOTALS)[0]
+        return all(shown.get(name) == ["–", ""] for name in ("requests", "workers busy", "waiting"))
+
+    wait(unknown)
+    whole = page.find_element("css selector", "body").text
+    assert whole.count("no server is running") == 1, "it is said more than once"
+    # In one script, as the next message has the real servers.
+    more = SERVERS + "take({servers: [server(76), server(77)]}); render();"
+    shown, who, gauges = page.execute_script(more + TOTALS)
+    assert shown["requests"] == ["20", "8 joined another job"] and shown["waiting"] == ["6", "in the queue"]
+    assert shown["workers busy"] == ["2 of 4", "4 workers died"] and "server 76, up 3 min" in who
+    assert "server 76: workers busy" in gauges and "server 77: largest job" in gauges and "5685" not in gauges
+
+
+@pytest.mark.parametrize("width", [1280, 380])
+def test_jobs_that_ended_are_told_apart(page: Any, sized: Callable[[int, str], None], width: int) -> None:
+    sized(width, "light")
+    page.execute_script(JOBS + "render()")
+    assert "Latest jobs" in text(page, "jobs") and "outcome" in text(page, "jobs")
+    wide = "return Math.min(...[...document.querySelectorAll('#jobs td.j')].map(cell => cell.clientWidth))"
+    assert page.execute_script(wide) >= 144, "a name is broken after every second letter"
+    drawn = page.execute_script("""
+      const fill = (selector, name) => getComputedStyle(document.querySelector(selector))[name];
+      return {
+        gone: document.querySelectorAll("#timeline rect.gone").length,
+        same: fill("#timeline rect.gone", "fill") === fill(".legend .k-gone", "backgroundColor"),
+        crossed: [...document.querySelectorAll("#timeline .phase")].filter(
+          mark => +mark.getAttribute("y1") <= +mark.parentElement.querySelector("text.label").getAttribute("y")).length,
+        marks: document.querySelectorAll("#timeline .phase").length,
+      };
+    """)
+    assert drawn == {"gone": 2, "same": True, "crossed": 0, "marks": 1}
+
+
+def test_an_empty_store_is_no_success(browser: Any) -> None:
+    with place() as empty, dashboard(empty) as address:
+        browser.get(address)
+        wait(lambda: "nothing was compiled yet" in text(browser, "why"))
+        assert "each function was compiled once" not in text(browser, "why") and "first of" not in text(browser, "why")
+        assert browser.execute_script("return document.getElementById('grid').clientHeight") < 120
+        browser.get("about:blank")
+
+
+def test_the_title_of_an_entry_is_never_cut(page: Any, sized: Callable[[int, str], None]) -> None:
+    sized(380, "light")
+    page.execute_script("""
+      const long = "softmax_of_differences_of_a_very_long_function_name_for_scaled_dot_products".repeat(2);
+      open({...[...state.rows.values()][0], function: long});
+    """)
+    wait(lambda: "Components of the key" in text(page, "detail"))
+    over = "const e = document.querySelector(arguments[0]); return e.scrollWidth - e.clientWidth"
+    assert page.execute_script(over, "#detail") <= 0 and page.execute_script(over, "#detail-title") <= 0
+
+
 def test_everything_is_reached_by_keys(page: Any) -> None:
     from selenium.webdriver.common.keys import Keys
 
@@ -268,21 +376,18 @@ return [getComputedStyle(document.body).backgroundColor, found];
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 380])
-def test_it_can_be_read(page: Any, scheme: str, width: int) -> None:
-    media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
-    page.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
-    size = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": False}
-    page.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-    try:
-        wait(lambda: page.execute_script("return innerWidth") == width)
-        wait(lambda: len(rows(page)) > 5 and "inputs" in text(page, "why"))
-        ground, found = page.execute_script(CONTRAST)
-        assert (sum(map(int, ground[4:-1].split(","))) < 200) is (scheme == "dark")
-        assert len(found) > 60
-        assert [pair for pair in found if pair[0] < 4.5] == []
-        wide = page.execute_script("return document.documentElement.scrollWidth")
-        assert wide <= width, "nothing sticks out"
-        picture(page, f"{scheme}-{width}")
-    finally:
-        page.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
-        page.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+def test_it_can_be_read(page: Any, sized: Callable[[int, str], None], scheme: str, width: int) -> None:
+    sized(width, scheme)
+    wait(lambda: len(rows(page)) > 5 and "inputs" in text(page, "why"))
+    # In one script each, as the next message replaces the failures.
+    more = JOBS + "take({failures: [{at: 1, label: 'g', what: 'w '.repeat(60), why: 'y '.repeat(60)}]}); render();"
+    ground, found = page.execute_script(more + CONTRAST)
+    assert (sum(map(int, ground[4:-1].split(","))) < 200) is (scheme == "dark")
+    assert len(found) > 60
+    assert [pair for pair in found if pair[0] < 4.5] == []
+    wide = page.execute_script("return document.documentElement.scrollWidth")
+    assert wide <= width, "nothing sticks out"
+    shown = "[...document.querySelectorAll('#why .scroll, .tile small')]"
+    beyond = f"return {shown}.filter(e => e.scrollWidth > e.clientWidth).map(e => e.textContent)"
+    assert page.execute_script(more + beyond) == [], "it is cut, or scrolls sideways"
+    picture(page, f"{scheme}-{width}")
