@@ -19,6 +19,10 @@ _LINK = re.compile(r"(\]\()([^)\s]+)(\))")
 _PAGE = re.compile(r"<!-- page: (\S+) -->\s*")
 #: Files in the root that are pages of the site, too.
 _OF_THE_ROOT = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+#: Suffixes of pages and pictures. The site has those of docs/; links to all other files lead to the repository.
+_ON_THE_SITE = (".md", ".png", ".svg")
+#: Pages with a wide table, which takes the room of the list of headings.
+_WIDE = {"settings.md", "architecture/torch-names.md"}
 
 
 def on_config(config: Any) -> Any:
@@ -37,6 +41,8 @@ def repository() -> str:
 
 def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Any) -> str:
     here = PurePosixPath("docs", page.file.src_uri).parent
+    if page.file.src_uri in _WIDE:
+        page.meta["hide"] = ["toc"]
     whole = _PAGE.fullmatch(markdown.strip())
     folder = here
     if whole is not None:
@@ -54,7 +60,7 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Any) -> st
             return match[0]
         suffix = f"#{anchor}" if anchor else ""
         target = PurePosixPath("docs", _OF_THE_ROOT[str(target)]) if str(target) in _OF_THE_ROOT else target
-        if target.parts[:1] == ("docs",) and target.suffix == ".md":
+        if target.parts[:1] == ("docs",) and target.suffix in _ON_THE_SITE:
             steps = len(here.parts)
             return f"{match[1]}{'../' * (steps - 1)}{PurePosixPath(*target.parts[1:])}{suffix}{match[3]}"
         kind = "tree" if (ROOT / target).is_dir() else "blob"

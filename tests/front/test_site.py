@@ -10,6 +10,7 @@ import importlib.util
 import re
 import runpy
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -113,6 +114,50 @@ def _site_hooks() -> Any:
     hooks = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(hooks)
     return hooks
+
+
+def _page(path: str) -> Any:
+    return SimpleNamespace(file=SimpleNamespace(src_uri=path), meta={})
+
+
+def test_pictures_and_pages_are_of_the_site_and_code_is_of_the_repository() -> None:
+    hooks = _site_hooks()
+    config = SimpleNamespace(repo_url="https://code.example/fxpool")
+
+    def led(text: str, page: str = "dashboard.md") -> str:
+        written: str = hooks.on_page_markdown(text, page=_page(page), config=config, files=None)
+        return written
+
+    assert led("![live](dashboard.png)") == "![live](dashboard.png)"
+    assert led("![live](../dashboard.png)", "architecture/index.md") == "![live](../dashboard.png)"
+    assert led("[a](security.md#the-dashboard)") == "[a](security.md#the-dashboard)"
+    assert led("[a](../README.md)") == "[a](index.md)"
+    assert led("[a](settings_table.py)") == "[a](https://code.example/fxpool/blob/main/docs/settings_table.py)"
+    assert led("[a](../examples)") == "[a](https://code.example/fxpool/tree/main/examples)"
+    assert led("[a](https://pytorch.org)") == "[a](https://pytorch.org)"
+
+
+def test_the_table_of_settings_has_room() -> None:
+    hooks = _site_hooks()
+    settings, other = _page("settings.md"), _page("pool.md")
+    for page in (settings, other):
+        hooks.on_page_markdown("# Settings", page=page, config=None, files=None)
+    assert settings.meta == {"hide": ["toc"]} and other.meta == {}
+
+
+def test_sizes_are_shown_as_they_are_written() -> None:
+    made = runpy.run_path(str(ROOT / "docs" / "settings_table.py"))
+    assert "| `FXPOOL_CACHE_MAX_BYTES` | `10G` |" in made["table"]()
+    assert [made["_size"](value) for value in (1 << 40, 3 << 29, 1 << 10, 1000)] == ["1T", "1536M", "1K", "1000"]
+
+
+def test_the_site_works_as_files() -> None:
+    """Search, and what wraps long signatures, need more than mkdocs itself."""
+    text = (ROOT / "mkdocs.yml").read_text()
+    assert re.search(r"^  - offline$", text, re.MULTILINE)
+    for name in re.findall(r"(?:polyfills: \[|^extra_css:\n  - )([\w.-]+)", text, re.MULTILINE):
+        assert (ROOT / "docs" / name).exists(), name
+    assert re.search(r"^ruff==", (ROOT / "docs" / "requirements.txt").read_text(), re.MULTILINE)
 
 
 def test_the_python_reference_finds_what_it_names() -> None:
