@@ -6,7 +6,18 @@ import math
 import re
 import time
 
-__all__ = ["DURATION_EXPECTED", "ago", "counted", "moment", "one_line", "parse_duration", "size", "span"]
+__all__ = [
+    "DURATION_EXPECTED",
+    "ago",
+    "counted",
+    "digits",
+    "moment",
+    "one_line",
+    "parse_duration",
+    "percent",
+    "size",
+    "span",
+]
 
 _SECONDS = {"ms": 0.001, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _PART = re.compile(r"(\d+\.?\d*|\.\d+)\s*(ms|s|sec|m|min|h|d)(?![a-z])\s*", re.ASCII)
@@ -40,8 +51,8 @@ def parse_duration(text: str) -> float:
 
 
 def counted(number: int, one: str, several: str = "") -> str:
-    """Format a number with its noun: ``1 entry``, ``2 entries``; without `several` the plural ends in s."""
-    return f"{number} {one if number == 1 else several or one + 's'}"
+    """Format a number with its noun: ``1 entry``, ``2,000 entries``; without `several` the plural ends in s."""
+    return f"{number:,} {one if number == 1 else several or one + 's'}"
 
 
 def size(number: float) -> str:
@@ -51,6 +62,19 @@ def size(number: float) -> str:
             break
         number /= 1024
     return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
+
+
+def digits(number: float) -> str:
+    """Format a number to three digits, zeros included: ``24.0``, ``1.50``, ``1234``."""
+    if not number or not math.isfinite(number):
+        return f"{number:g}"
+    power = int(f"{number:.2e}".partition("e")[2])
+    return f"{number:.{max(0, 2 - power)}f}"
+
+
+def percent(fraction: float, digits: int = 0) -> str:
+    """Format a part of 1 in percent: ``9 %``."""
+    return f"{100 * fraction:.{digits}f} %"
 
 
 def span(seconds: float) -> str:

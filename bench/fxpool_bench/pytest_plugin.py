@@ -77,8 +77,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         for name, count in counts.items():
             total[name] = total.get(name, 0) + count
     if any(total.values()):
+        from fxpool import quantities
+
         compiled, joined, served = (round(total[name]) for name in ("compiled", "joined", "hits"))
-        did = f"{compiled} graphs compiled, {joined} joined, {served} served from the cache"
+        did = f"{quantities.counted(compiled, 'graph')} compiled, {joined} joined, {served} served from the cache"
         terminalreporter.write_line(f"fxpool: {did}, {total['seconds_saved']:.1f} s saved")
 
 

@@ -23,6 +23,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import BinaryIO
 
+from fxpool import quantities
 from fxpool.codecache.bundle import bundle_file
 from fxpool.codecache.bundle.authentication import Keyring
 from fxpool.codecache.bundle.bundle_file import Contents, Writer
@@ -200,7 +201,8 @@ def check_needs(bundles: Sequence[Contents], store: LocalStore) -> None:
     for contents in bundles:
         missing = sum(not store.has_blob(ref) for ref in contents.needs - there)
         if missing:
-            raise BundleError(contents.name, "needs_earlier", f"{missing} blobs that it builds on are missing here")
+            lacks = f"the store lacks {quantities.counted(missing, 'blob')} that it builds on"
+            raise BundleError(contents.name, "needs_earlier", lacks)
         there |= contents.blobs.keys()
 
 

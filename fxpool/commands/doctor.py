@@ -14,6 +14,7 @@ from typing import Any
 
 import click
 
+from fxpool import quantities
 from fxpool.commands.output import FOUND_WRONG, width, wrapped
 from fxpool.doctor.findings import FAIL, OK, WARN, Finding, examine
 from fxpool.version import __version__
@@ -53,7 +54,7 @@ def doctor(as_json: bool) -> None:
         facts: dict[str, Any] = {"fxpool": __version__, "host": _host(), "seconds": round(seconds, 1), **counts}
         click.echo(json.dumps({**facts, "checks": [asdict(one) for one in findings]}))
     else:
-        warnings = f"{counts[WARN]} warning{'' if counts[WARN] == 1 else 's'}"
+        warnings = quantities.counted(counts[WARN], "warning")
         click.echo(f"{counts[OK]} ok, {warnings}, {counts[FAIL]} failed, in {seconds:.0f} s")
     raise SystemExit(FOUND_WRONG if counts[FAIL] else 0)
 

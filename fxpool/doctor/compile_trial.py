@@ -23,7 +23,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from fxpool import config, own_python, temporary
+from fxpool import config, own_python, quantities, temporary
 from fxpool.bench.demo.processes import child_environment
 from fxpool.doctor.findings import FAIL, OK, WARN, Check, Finding
 from fxpool.errors import FxpoolError, signal_name
@@ -200,9 +200,8 @@ def judge_hit(answer: dict[str, Any] | None, how: str, output: str) -> Iterator[
         yield Finding("hit", OK, f"another process loaded it from the cache in {answer['seconds']:.1f} s")
         return
     reasons = ", ".join([*stats["fallbacks"], *stats["bypasses"]])
-    summary = (
-        f"another process did not find it in the cache: {stats['hits']} hits, {stats['misses']} misses ({reasons})"
-    )
+    counts = f"{quantities.counted(stats['hits'], 'hit')}, {quantities.counted(stats['misses'], 'miss', 'misses')}"
+    summary = f"another process did not find it in the cache: {counts} ({reasons})"
     yield Finding("hit", FAIL, summary, "see `cache` and `tmp` above; if they are ok, please report it", output)
 
 

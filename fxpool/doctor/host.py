@@ -367,7 +367,10 @@ def _place(name: str, path: Path, room: int, remedy: str, *, runs: bool = False)
         return Finding(name, WARN, f"{facts}: less than {quantities.size(room)}", f"make room, or {remedy}")
     if disk.f_files and disk.f_favail < _INODES:
         return Finding(
-            name, WARN, f"{facts}; only {disk.f_favail} more files can be created", f"make room, or {remedy}"
+            name,
+            WARN,
+            f"{facts}; only {quantities.counted(disk.f_favail, 'more file')} can be created",
+            f"make room, or {remedy}",
         )
     return Finding(name, OK, facts)
 
@@ -379,7 +382,8 @@ def processors() -> Iterator[Finding]:
     count, rule = limits.default_workers()
     wanted = config.current().workers
     workers = quantities.counted(wanted or count, "worker")
-    yield Finding("CPUs", OK, f"{workers} ({'FXPOOL_WORKERS' if wanted else rule}); the host has {os.cpu_count()} CPUs")
+    has = quantities.counted(os.cpu_count() or 1, "CPU")
+    yield Finding("CPUs", OK, f"{workers} ({'FXPOOL_WORKERS' if wanted else rule}); the host has {has}")
 
 
 def memory() -> Iterator[Finding]:
@@ -391,12 +395,12 @@ def memory() -> Iterator[Finding]:
     used, of = host.used()
     known = config.current()
     job = known.job_memory or looked.default_limit(host)[0]
-    usage = f"{quantities.size(total)} ({rule}), {used:.0%} of {of} in use; a job may use {quantities.size(job)}"
+    in_use = quantities.percent(used) + (f" of {of}" if of != rule else "")
+    usage = f"{quantities.size(total)} ({rule}), {in_use} in use; a job may use {quantities.size(job)}"
     if used > known.memory_high_watermark:
         remedy = "free memory, or raise FXPOOL_MEMORY_HIGH_WATERMARK"
-        yield Finding(
-            "memory", WARN, f"{usage}; above {known.memory_high_watermark:.0%} one job runs at a time", remedy
-        )
+        mark = quantities.percent(known.memory_high_watermark)
+        yield Finding("memory", WARN, f"{usage}; above {mark} one job runs at a time", remedy)
     elif total < _MEMORY_LEAST:
         remedy = f"allow at least {quantities.size(_MEMORY_LEAST)}, or set FXPOOL_POOL=off"
         yield Finding("memory", WARN, f"{usage}: workers may be killed", remedy)
@@ -409,12 +413,12 @@ def limits_of_processes() -> Iterator[Finding]:
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if 0 <= files < _FILES_LEAST:
         remedy = f"ulimit -n {max(1024, _FILES_LEAST)}"
-        yield Finding("open files", WARN, f"{files} at most: a busy server needs more", remedy)
+        yield Finding("open files", WARN, f"{_at_most(files)}: a busy server needs more", remedy)
     else:
-        yield Finding("open files", OK, f"{_number(files)}{' at most' if files >= 0 else ''}")
+        yield Finding("open files", OK, _at_most(files))
     processes = resource.getrlimit(resource.RLIMIT_NPROC)[0]
     group = _pids()
-    counts = f"limit {_number(processes)}" + (f", {group[0]} of {group[1]} in its cgroup" if group else "")
+    counts = _at_most(processes) + (f", {group[0]:,} of {group[1]:,} in its cgroup" if group else "")
     short = 0 <= processes < _PROCESSES_LEAST or (group is not None and group[1] - group[0] < _PROCESSES_LEAST)
     remedy = "raise `ulimit -u`, or pids.max of the cgroup" if short else ""
     yield Finding("processes", WARN if short else OK, counts, remedy)
@@ -425,8 +429,8 @@ def limits_of_processes() -> Iterator[Finding]:
             yield Finding("ulimit", WARN, f"{name} is limited to {quantities.size(allowed)}", remedy)
 
 
-def _number(limit: int) -> str:
-    return "unlimited" if limit == resource.RLIM_INFINITY else str(limit)
+def _at_most(limit: int) -> str:
+    return "unlimited" if limit == resource.RLIM_INFINITY else f"at most {limit:,}"
 
 
 def _pids() -> tuple[int, int] | None:

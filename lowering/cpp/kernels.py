@@ -30,7 +30,7 @@ from typing import Protocol
 
 import msgspec
 
-from fxpool import failures, notices, temporary
+from fxpool import failures, notices, quantities, temporary
 from fxpool.codecache.key import toolchain
 from fxpool.codecache.store.kernel_files import KernelFiles
 from fxpool.errors import CompileError, NoCompilerError, ShortageError
@@ -227,7 +227,7 @@ class Linking:
             object_name=os.path.basename(made),
         )
         self.unlisted |= included.unasked(unit.source) | included.unlike(arguments)
-        return self._submit(COMPILE_UNIT, msgspec.msgpack.encode(unit), f"{len(group)} kernels")
+        return self._submit(COMPILE_UNIT, msgspec.msgpack.encode(unit), quantities.counted(len(group), "kernel"))
 
     def library(self) -> bytes | None:
         """Return the library with all kernels that were added, or None if there are no kernels.

@@ -44,8 +44,17 @@ def test_settings_take_them(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_counts_sizes_and_spans() -> None:
     assert [quantities.counted(n, "entry", "entries") for n in (0, 1, 2)] == ["0 entries", "1 entry", "2 entries"]
     assert quantities.counted(1, "blob") == "1 blob" and quantities.counted(3, "blob") == "3 blobs"
+    assert quantities.counted(100_000, "file") == "100,000 files"
+    assert [quantities.percent(n) for n in (0.0, 0.087, 1.0)] == ["0 %", "9 %", "100 %"]
+    assert quantities.percent(0.0123, 1) == "1.2 %"
     assert [quantities.size(n) for n in (0, 1023, 1024, 155 << 20)] == ["0 B", "1023 B", "1.0 KB", "155.0 MB"]
     assert quantities.ago(time.time() - 7200) == "2 h ago" and quantities.ago(time.time() + 9) == "0 s ago"
+
+
+def test_numbers_have_three_digits_with_their_zeros() -> None:
+    numbers = (24.0, 23.84, 9.999, 0.5, 1.0, 999.7, 1234.5, 0.0123, -2.5, 0.0, float("inf"))
+    expected = ["24.0", "23.8", "10.0", "0.500", "1.00", "1000", "1234", "0.0123", "-2.50", "0", "inf"]
+    assert [quantities.digits(number) for number in numbers] == expected
 
 
 def test_a_name_from_elsewhere_is_one_line() -> None:

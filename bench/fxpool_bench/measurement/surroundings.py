@@ -15,6 +15,8 @@ from typing import Any
 
 import psutil
 
+from fxpool import quantities
+
 __all__ = ["Look", "Surroundings", "between", "look"]
 
 # Clocks of processors normally vary by less than this.
@@ -83,7 +85,8 @@ class Surroundings:
             if clock is not None and clock[0] and abs(clock[1] / clock[0] - 1) > _CLOCK:
                 said.append(f"the {name}'s clock went from {clock[0]:.0f} to {clock[1]:.0f} MHz: {_KEEP_CLOCK[name]}")
         if self.gpu_processes:
-            said.append(f"{self.gpu_processes} other processes had the GPU open: end those that nvidia-smi lists")
+            others = quantities.counted(self.gpu_processes, "other process", "other processes")
+            said.append(f"{others} had the GPU open: end those that nvidia-smi lists")
         return said
 
     def disturbance(self) -> str | None:

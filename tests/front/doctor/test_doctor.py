@@ -357,10 +357,11 @@ def test_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory.Host, "total", lambda self: (1200 << 20, "the memory limit in /g/memory.max"))
     monkeypatch.setattr(memory.Host, "used", lambda self: (0.1, "it"))
     finding = found(host.memory)
+    assert "), 10 % of it in use;" in finding.found
     assert finding.state == WARN and "1.2 GB (the memory limit in /g/memory.max)" in finding.found and finding.remedy
     monkeypatch.setattr(memory.Host, "used", lambda self: (0.95, "it"))
     finding = found(host.memory)
-    assert finding.state == WARN and "above 90%" in finding.found and "FXPOOL_MEMORY_HIGH_WATERMARK" in finding.remedy
+    assert finding.state == WARN and "above 90 %" in finding.found and "FXPOOL_MEMORY_HIGH_WATERMARK" in finding.remedy
 
 
 def test_low_limits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -370,11 +371,12 @@ def test_low_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     findings = list(examine([("", host.limits_of_processes)]))
     assert [one.check for one in findings if one.state == WARN][:3] == ["open files", "processes", "ulimit"]
     assert all(one.remedy for one in findings if one.state == WARN)
+    assert findings[0].found.startswith("at most 64: ") and findings[1].found.startswith("at most 30")
     monkeypatch.setattr(resource, "getrlimit", lambda which: (resource.RLIM_INFINITY, -1))
     monkeypatch.setattr(host, "_pids", lambda: (950, 1000))
     (files, processes) = examine([("", host.limits_of_processes)])
     assert files.state == OK and "unlimited" in files.found
-    assert processes.state == WARN and "950 of 1000 in its cgroup" in processes.found
+    assert processes.state == WARN and "950 of 1,000 in its cgroup" in processes.found
 
 
 # --- the processes -----------------------------------------------------------------------------------------------
