@@ -28,11 +28,14 @@ _DIRECTORY = "quarantine"
 _LOG_KEPT = 64 << 10
 
 
-class Record(msgspec.Struct, forbid_unknown_fields=True):
+class Record(msgspec.Struct, omit_defaults=True):
     """The record of a quarantined graph.
 
     `when` is Unix time. `log` is the path of the output, or empty if it could not be saved. If the graph exceeded a
-    limit, `limit` is ``timeout`` or ``memory``, and `value` the limit in seconds or bytes.
+    limit, `limit` is ``timeout`` or ``memory``, and `value` the limit in seconds or bytes. `function` is the program's
+    function that the graph comes from, with its file and line, or empty.
+
+    Fields added later have defaults, so that records without them can be read; older programs ignore these fields.
     """
 
     key: str
@@ -42,6 +45,12 @@ class Record(msgspec.Struct, forbid_unknown_fields=True):
     log: str = ""
     limit: str = ""
     value: float = 0.0
+    function: str = ""
+
+    @property
+    def name(self) -> str:
+        """The label with the function: ``graph 0 [0/0], train_step, train.py:12``."""
+        return f"{self.label}, {self.function}" if self.function else self.label
 
     def holds_under(self, limits: Mapping[str, float]) -> bool:
         """Return whether the graph stays quarantined under `limits` (values of `limit` to seconds or bytes)."""
@@ -60,7 +69,17 @@ def find(root: str, key: str) -> Record | None:
         return None
 
 
-def add(root: str, key: str, *, label: str, error: str, log: str | None, limit: str = "", value: float = 0.0) -> Record:
+def add(
+    root: str,
+    key: str,
+    *,
+    label: str,
+    error: str,
+    log: str | None,
+    limit: str = "",
+    value: float = 0.0,
+    function: str = "",
+) -> Record:
     """Quarantine a graph; `log` is a file with its last worker's output. Raises StoreError, ValueError (key).
 
     Replace an earlier record, unless that is stricter: without a limit, or with a larger limit.
@@ -75,7 +94,7 @@ def add(root: str, key: str, *, label: str, error: str, log: str | None, limit: 
             file.seek(max(0, os.fstat(file.fileno()).st_size - _LOG_KEPT))
             write_private(_path(root, key, "log"), file.read())
             kept = _path(root, key, "log")
-    record = Record(key, label, error, time.time(), kept, limit, value)
+    record = Record(key, label, error, time.time(), kept, limit, value, function)
     write_private(_path(root, key, "json"), msgspec.json.encode(record))
     return record
 

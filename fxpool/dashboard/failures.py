@@ -43,7 +43,7 @@ def failures(
     for record in quarantined:
         release = f"fxpool cache quarantine --release {record.key[:_DIGITS]}"
         what = f"is in quarantine: it runs eagerly until `{release}`"
-        found.append({"at": record.when, "what": what, "label": record.label, "why": record.error})
+        found.append({"at": record.when, "what": what, "label": record.name, "why": record.error})
     if store["unreadable"]:
         count = store["unreadable"]
         what = f"{count} entries cannot be read" if count > 1 else "1 entry cannot be read"

@@ -12,6 +12,7 @@ from typing import Any
 
 from fxpool import counters, notices
 from fxpool.codecache.store import quarantine
+from fxpool.codecache.store.entry import Origin
 from fxpool.codecache.store.store import LocalStore
 from fxpool.errors import (
     JobMemoryError,
@@ -73,7 +74,7 @@ def passed(store: LocalStore | None, key: str | None) -> None:
         log.warning("could not release a graph that compiles from quarantine: %s", error)
 
 
-def add(store: LocalStore | None, key: str | None, label: str, error: PoolError) -> None:
+def add(store: LocalStore | None, key: str | None, label: str, error: PoolError, origin: Origin | None = None) -> None:
     """Quarantine the graph of a job that has used all its attempts, if the record can be written."""
     if store is None or key is None or not isinstance(error, (WorkerDiedError, JobTimeoutError, JobMemoryError)):
         return
@@ -87,9 +88,17 @@ def add(store: LocalStore | None, key: str | None, label: str, error: PoolError)
     if limit:
         # The server's limit may be lower than this process's: the graph counts as tried under the higher one.
         value = max(value, runtime.limits()[limit])
+    function = ", ".join(filter(None, (origin.name, origin.place))) if origin is not None else ""
     try:
         record = quarantine.add(
-            store.root, key, label=label, error=error.message, log=error.log_path, limit=limit, value=value
+            store.root,
+            key,
+            label=label,
+            error=error.message,
+            log=error.log_path,
+            limit=limit,
+            value=value,
+            function=function,
         )
     except StoreError as refused:
         counters.count("bypasses", "quarantine_not_kept")

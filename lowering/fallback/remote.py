@@ -182,7 +182,7 @@ def _reply(
         try:
             data, joined = _submit(captured, request, attempt, flight)
         except DEADLY as error:
-            eager.add(store, attempt.key, attempt.label, error)
+            eager.add(store, attempt.key, attempt.label, error, captured.request.origin)
             raise
         except CannotTravelError as error:
             _remember_other_code(captured, error)

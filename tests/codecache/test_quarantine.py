@@ -99,3 +99,12 @@ def test_a_record_of_before_there_were_limits(root: str) -> None:
     path.write_bytes(msgspec.json.encode({"key": KEY, "label": "g", "error": "e", "when": 1.0}))
     record = quarantine.find(root, KEY)
     assert record is not None and record.holds_under({"timeout": 9e9})
+    assert record.name == "g"
+
+
+def test_a_record_names_its_function_and_may_have_fields_of_a_later_version(root: str) -> None:
+    record = quarantine.add(root, KEY, label="graph 0 [0/0]", error="died", log=None, function="step, train.py:12")
+    assert record.name == "graph 0 [0/0], step, train.py:12" and quarantine.find(root, KEY) == record
+    path = Path(root, "quarantine", f"{KEY}.json")
+    path.write_bytes(msgspec.json.encode(msgspec.to_builtins(record) | {"later": 1}))
+    assert quarantine.find(root, KEY) == record

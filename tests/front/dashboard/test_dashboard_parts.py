@@ -144,12 +144,12 @@ def test_what_failed_is_told_once_and_the_latest_first() -> None:
         {**usual, "how": "timeout", "ended": 7.0},
     ]
     store = {"unreadable": 2, "parts": {"set aside": {"files": 1}}}
-    found = failures(jobs, [Record("ab" * 32, "bad graph", "WorkerDiedError", 6.0)], store)
+    record = Record("ab" * 32, "bad graph", "WorkerDiedError", 6.0, function="f, a.py:2")
+    found = failures(jobs, [record], store)
     assert [row["at"] for row in found] == [7.0, 6.0, 5.0, 0.0, 0.0]
-    assert (
-        found[2]["why"] == "killed by SIGSEGV (in phase kernels)"
-        and "`fxpool cache quarantine --release abababababab`" in found[1]["what"]
-    )
+    assert found[1]["label"] == "bad graph, f, a.py:2"
+    assert "`fxpool cache quarantine --release abababababab`" in found[1]["what"]
+    assert found[2]["why"] == "killed by SIGSEGV (in phase kernels)"
 
 
 def test_an_entry_beside_the_one_before() -> None:

@@ -56,6 +56,7 @@ def test_it_is_compiled_twice_and_never_again(shared_pool: Path, cache: Path) ->
         run("segfault 1")
     (record,) = quarantine.scan(str(cache))
     assert "signal 11" in record.error and "lowering" in record.error
+    assert record.function.startswith("run.graph, ") and "test_quarantined.py:" in record.function
     warning = str(warned[0].message)
     # The cause in a sentence, where the rest can be read, and what to do: no part of a traceback.
     assert record.log in warning and "fxpool cache quarantine --release" in warning
