@@ -83,13 +83,13 @@ def stats(as_json: bool, zero: bool) -> None:
     if data["evicted"] and data["evicted"]["entries"]:
         entries = quantities.counted(data["evicted"]["entries"], "entry", "entries")
         rows["evicted so far"] = f"{entries}, {quantities.size(data['evicted']['bytes'])}"
-    rows["compile time stored"] = f"{data['compile_seconds']:.1f} s"
+    rows["compile time of entries"] = f"{data['compile_seconds']:.1f} s"
     if data["unreadable_entries"]:
         rows["unreadable entries"] = f"{data['unreadable_entries']} (fxpool cache verify)"
     if total.processes:
         rows[f"last {host_statistics.KEPT_DAYS} days"] = _counted(total)
         if total.hit_rate is not None:
-            rows["hit rate"] = f"{total.hit_rate:.0%}"
+            rows["hit rate"] = quantities.percent(total.hit_rate)
         for counter, table in total.reasons.items():
             if counter != "compiles":
                 ranked = sorted(table.items(), key=lambda pair: (-pair[1], pair[0]))
@@ -101,7 +101,7 @@ def stats(as_json: bool, zero: bool) -> None:
 
 
 def _bounds(max_bytes: int | None, max_files: int | None) -> str:
-    """Format as ``limited to 10.0 GB and 100000 files``."""
+    """Format as ``limited to 10.0 GB and 100,000 files``."""
     limits = [quantities.size(max_bytes)] if max_bytes is not None else []
     limits += [quantities.counted(max_files, "file")] if max_files is not None else []
     return f"limited to {' and '.join(limits)}" if limits else "no limit"
@@ -155,7 +155,8 @@ def _parts(one: StoredEntry) -> list[str]:
     if origin is not None:
         parts += [origin.place, _inputs(one.entry)]
     parts += [quantities.counted(summary["guards"], "guard") if summary["guards"] else ""]
-    parts += [f"{quantities.moment(meta.created)}, in {meta.compile_seconds:.1f} s", f"torch {meta.torch_version}"]
+    parts += [f"compiled {quantities.moment(meta.created)} in {meta.compile_seconds:.1f} s"]
+    parts += [f"torch {meta.torch_version}"]
     parts += [quantities.size(summary["bytes"]), f"used {quantities.ago(one.used)}"]
     return [quantities.one_line(part) for part in parts if part]
 
@@ -259,7 +260,8 @@ def cache_explain(keys: tuple[str, ...], as_json: bool) -> None:
     columns = width()
     for line in str(comparison).splitlines():
         indent = line[: len(line) - len(line.lstrip())]
-        click.echo(wrapped(f"{indent}  " if indent else "", line.strip(), columns) if indent else line)
+        head, gap, text = ("", f"{indent}  ", line.strip()) if indent else line.rpartition("  ")
+        click.echo(wrapped(f"{head}{gap}", text, columns))
 
 
 @cache.command("verify")
@@ -318,10 +320,10 @@ def cache_quarantine(key: str | None, release_all: bool, as_json: bool) -> None:
         if as_json:
             click.echo(json.dumps(msgspec.to_builtins(record)))
             continue
-        what = quantities.one_line(f"{record.label}, {quantities.ago(record.when)}: {record.error}")
+        what = quantities.one_line(f"{record.name}, {quantities.ago(record.when)}: {record.error}")
         click.echo(wrapped(f"{record.key[:SHORT]}  ", what, width()))
         if record.log:
-            click.echo(f"{'':{SHORT}}  output: {record.log}")  # not wrapped, so that the path can be copied
+            click.echo(wrapped(f"{'':{SHORT}}  ", f"output: {record.log}", width()))
     if not records and not as_json:
         click.echo("no graphs in quarantine")
 
@@ -366,16 +368,18 @@ def _show_collected(collected: Collected, bounds: Bounds, dry_run: bool) -> None
     if collected.others:
         parts.append(quantities.counted(collected.others, "other file"))
     removed = f"{', '.join(parts[:-1])} and {parts[-1]} ({quantities.size(collected.freed.bytes)})"
-    click.echo(f"{'would remove' if dry_run else 'removed'} {removed}")
+    lines = [f"{'would remove' if dry_run else 'removed'} {removed}"]
     left = collected.before - collected.freed
     kept = f"{quantities.size(left.bytes)} in {quantities.counted(left.files, 'file')}"
-    click.echo(f"left: {kept}; {_bounds(bounds.max_bytes, bounds.max_files)}")
+    lines.append(f"left: {kept}; {_bounds(bounds.max_bytes, bounds.max_files)}")
     if collected.failed:
-        click.echo(f"{quantities.counted(collected.failed, 'file')} could not be removed")
+        lines.append(f"{quantities.counted(collected.failed, 'file')} could not be removed")
     if collected.over:
-        click.echo(
+        lines.append(
             "still over the limits: the rest was used in the last minutes or is never evicted (see `fxpool stats`)"
         )
+    for line in lines:
+        click.echo(wrapped("", line, width()))
 
 
 @cache.command("clear")

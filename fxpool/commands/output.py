@@ -29,6 +29,8 @@ __all__ = ["Commands", "Duration", "Listen", "console", "fail", "filled", "width
 FOUND_WRONG, MISTAKE, INTERRUPTED, NOBODY_READS = 1, 2, 130, 141
 # Columns of tables in a file or a pipe, which have no width; 80 would wrap lines that fit into a log.
 _WIDE = 120
+# Columns that text needs beside its label; with fewer, it continues below the label.
+_TEXT_COLUMNS = 30
 # Errors of writing to a stream; errors about files have a file name.
 _OF_OUTPUT = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EBADF, errno.EFBIG)
 
@@ -127,19 +129,27 @@ def wrapped(first: str, text: str, columns: int | None) -> str:
     """Wrap `first` and `text` to `columns` without breaking words; indent continuation lines."""
     if columns is None:
         return f"{first}{text}".rstrip()
+    blank = not first.strip()
     lines = textwrap.wrap(
-        f"{first}{text}",
+        text if blank else f"{first}{text}",
         max(columns, 20),
+        initial_indent=first if blank else "",
         subsequent_indent=" " * _indent(first, columns),
         break_on_hyphens=False,
         break_long_words=False,  # keys and paths must stay copyable
         replace_whitespace=False,
     )
-    return "\n".join(lines)
+    return "\n".join(_moved_left(line) if len(line) > columns else line for line in lines)
 
 
 def _indent(first: str, columns: int) -> int:
-    return len(first) if columns >= 3 * len(first) else 2
+    return len(first) if columns - len(first) >= _TEXT_COLUMNS else min(len(first), 2)
+
+
+def _moved_left(line: str) -> str:
+    """Indent a word by 2 only, if it is longer than the rest of a line."""
+    word = line.lstrip()
+    return line if " " in word or line == word else f"  {word}"
 
 
 def filled(first: str, parts: Sequence[str], columns: int | None) -> str:

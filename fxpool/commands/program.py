@@ -196,8 +196,8 @@ def _show_warm(reports: list[dict[str, Any]]) -> int:
     total, lost = _totals(reports), sum(map(_lost, reports))
     rows = {"graphs compiled": str(total.compiled), "hits": str(total.hits)}
     if total.inductor_compiled or total.inductor_hits:
-        caches = ", ".join(total.directories) or "off"
-        rows["by Inductor"] = f"{total.inductor_compiled} compiled, {total.inductor_hits} hits; its cache: {caches}"
+        caches, hits = ", ".join(total.directories) or "off", quantities.counted(total.inductor_hits, "hit")
+        rows["by Inductor"] = f"{total.inductor_compiled} compiled, {hits}; its cache: {caches}"
     rows |= {"fallbacks": str(total.fallbacks), "not stored": str(lost)}
     before = max(map(len, rows))
     directories = sorted({report["cache_dir"] for report in reports} or {str(config.current().cache_dir)})

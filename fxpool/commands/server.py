@@ -19,7 +19,7 @@ from rich.live import Live
 from rich.text import Text
 
 from fxpool import config, forks, quantities, temporary
-from fxpool.commands.output import Duration, Listen, console
+from fxpool.commands.output import Duration, Listen, console, width, wrapped
 
 __all__ = ["runtime_root", "serve", "status", "stop"]
 
@@ -60,10 +60,10 @@ def _serve(detach: bool) -> None:
     client = runtime.pool()
     client.start(wait=True)
     facts = client.status()
-    ready = f"{facts['slots']} workers ({facts['slots_rule']}), in {facts['directory']}"
+    ready = f"{quantities.counted(facts['slots'], 'worker')} ({facts['slots_rule']}), in {facts['directory']}"
     if client.joined:
         others = len({pid for pid in facts["clients"] if pid != os.getpid()})
-        ready += f"; it was already running and has {others} other clients"
+        ready += f"; it was already running and has {quantities.counted(others, 'other client')}"
     click.echo(f"server {facts['server_pid']} is ready: {ready}", err=True)
     if not detach:
         # The connection keeps the server from leaving.
@@ -112,7 +112,8 @@ def _shown(root: Path) -> Group:
     from fxpool.pool.client import hosts
     from fxpool.pool.host import turns
 
-    lines: list[str] = []
+    # Each line with its label, which the continuation of a long line is indented by.
+    lines: list[tuple[str, str]] = []
     for link in hosts.links(root):
         facts = hosts.status(link)
         name = link.name.removeprefix("host-").removesuffix(".socket")[:_DIGITS]
@@ -120,50 +121,55 @@ def _shown(root: Path) -> Group:
             lines += _lines(name, facts)
         else:
             state = {"silent": "does not answer", "gone": "is gone"}.get(facts["state"], facts.get("reason", "?"))
-            lines.append(f"{name}  the server {state}")
+            lines.append((f"{name}  ", f"the server {state}"))
     if not lines:
-        lines.append(f"no server is running on this host (pool = {config.current().pool})")
+        lines.append(("", f"no server is running on this host (pool = {config.current().pool})"))
     asked: list[str] = []
     for device, pid in turns.listed(root):
         # A measurement on the CPU waits for all earlier ones, and all later ones wait for it.
         waits = bool(asked) and (turns.CPU in (device, *asked) or device in asked)
-        lines.append(f"process {pid} {'waits to measure' if waits else 'is measuring'} on {device}")
+        lines.append(("", f"process {pid} {'waits to measure' if waits else 'is measuring'} on {device}"))
         asked.append(device)
-    return Group(*(Text(line, no_wrap=True) for line in lines))
+    columns = width()
+    return Group(*(Text(wrapped(label, text, columns), no_wrap=True) for label, text in lines))
 
 
-def _lines(name: str, facts: dict[str, Any]) -> list[str]:
+def _lines(name: str, facts: dict[str, Any]) -> list[tuple[str, str]]:
     limits, rules, memory, zygote = facts["limits"], facts["limits"]["rules"], facts["memory"], facts["zygote"]
     processes = len({pid for pid in facts["clients"] if pid != os.getpid()})
     ready = f"ready after {zygote['preload_seconds']:.1f} s" if "preload_seconds" in zygote else zygote["state"]
-    lines = [
-        f"{name}  server {facts['server_pid']}{', ending' if facts['draining'] else ''}, {_long(facts['seconds'])}",
-        f"  clients  {processes} {'process' if processes == 1 else 'processes'}",
-        f"  workers  {facts['slots'] - facts['slots_free']} of {facts['slots']} busy ({facts['slots_rule']})",
-        f"  queue    {facts['queued']} jobs{', all paused for a measurement' if facts['paused'] else ''}",
-        f"  memory   server {_mb(memory['server'])}, zygote {_mb(memory['zygote'])}, workers {_mb(memory['workers'])}",
-        f"  host     {limits['host_used']:.0%} of {limits['host_used_of']} in use; {_mark(limits)}",
-        f"  a job    at most {_mb(limits['job_bytes'])} ({rules['job_bytes']}) and "
-        + (f"{_long(limits['job_seconds'])} ({rules['job_seconds']})" if limits["job_seconds"] else "any time"),
-        f"  zygote   {ready}",
-        f"  log      {facts['directory']}/server.log",
-    ]
+    seconds = f"{_long(limits['job_seconds'])} ({rules['job_seconds']})" if limits["job_seconds"] else "any time"
+    rows = {
+        "clients": quantities.counted(processes, "process", "processes"),
+        "workers": f"{facts['slots'] - facts['slots_free']} of {facts['slots']} busy ({facts['slots_rule']})",
+        "queue": quantities.counted(facts["queued"], "job")
+        + (", all paused for a measurement" if facts["paused"] else ""),
+        "memory": f"server {_mb(memory['server'])}, zygote {_mb(memory['zygote'])}, workers {_mb(memory['workers'])}",
+        "host": f"{quantities.percent(limits['host_used'])} of {limits['host_used_of']} in use; {_mark(limits)}",
+        "a job": f"at most {_mb(limits['job_bytes'])} ({rules['job_bytes']}) and {seconds}",
+        "zygote": ready,
+        "log": f"{facts['directory']}/server.log",
+    }
+    state = f"server {facts['server_pid']}{', ending' if facts['draining'] else ''}, up {_long(facts['seconds'])}"
+    lines = [(f"{name}  ", state), *((f"  {label:<9}", text) for label, text in rows.items())]
     for job in facts["running"]:
         kind = "sub-job for" if job["sub_job"] else "for"
         who = ", ".join(map(str, job["wanted_by"])) or "no client"
         attempt = f", attempt {job['attempt']}" if job["attempt"] > 1 else ""
         phase = f", {job['phase']}" if job["phase"] else ""
-        lines.append(f"  worker {job['pid']}  {job['label']}{phase}, {_long(job['seconds'])}{attempt}, {kind} {who}")
+        text = f"{job['label']}{phase}, {_long(job['seconds'])}{attempt}, {kind} {who}"
+        lines.append((f"  worker {job['pid']}  ", text))
     for ask in facts["waiting"]:
         if not ask["running"]:
             background = ", in the background" if ask["priority"] < 0 else ""
-            lines.append(f"  waits    {ask['label']}, {_long(ask['seconds'])}, for {ask['client']}{background}")
+            text = f"{ask['label']}, {_long(ask['seconds'])}, for {ask['client']}{background}"
+            lines.append((f"  {'waits':<9}", text))
     return lines
 
 
 def _mark(limits: dict[str, Any]) -> str:
     """Return the memory mark above which no jobs start, and whether usage is above it, as the server saw it last."""
-    mark = f"{limits['host_mark']:.0%}"
+    mark = quantities.percent(limits["host_mark"])
     if not limits["pressed"]:
         return f"no new jobs above {mark}"
     if limits["host_used"] > limits["host_mark"]:
@@ -200,7 +206,7 @@ def stop(everything: bool) -> None:
         if one.detail:
             click.echo(one.detail, err=True)
     count = sum(one.how in ("told", "killed") for one in ended)
-    click.echo(f"{count} servers stopped or stopping" if count != 1 else "1 server stopped or stopping")
+    click.echo(f"{quantities.counted(count, 'server')} stopped or stopping")
     if failed := sum(one.how == "failed" for one in ended):
         raise click.ClickException(f"could not stop {failed} of this host's servers")
     if not everything:

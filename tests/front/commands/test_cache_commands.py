@@ -110,6 +110,9 @@ def test_lines_are_no_longer_than_the_terminal_is_wide(store: LocalStore, column
         # What is copied, a key or a path, is not broken: the terminal does that.
         assert [line for line in shown.splitlines() if len(line) > columns and len(line.split()) > 1] == []
         assert entry.key in shown
+    keys = [entry.key for entry in store.scan()]
+    explained = run("cache", "explain", *keys[:2], columns=columns).output.splitlines()
+    assert [line for line in explained if len(line) > columns and len(line.split()) > 1] == []
     wide = run("stats", columns=columns).output.splitlines()
     assert [line for line in wide if len(line) > columns and store.root not in line] == []
 
@@ -123,7 +126,7 @@ def test_sizes_are_true(store: LocalStore) -> None:
     assert data["disk_bytes"] == int(du.stdout.split()[0]) == sum(part["bytes"] for part in data["parts"].values())
     shown = run("stats").output
     assert "precompiled headers" in shown and "19.1 MB" in shown
-    assert "limited to 10.0 GB and 100000 files" in " ".join(shown.split())
+    assert "limited to 10.0 GB and 100,000 files" in " ".join(shown.split())
     assert (data["max_bytes"], data["max_files"], data["evicted"]) == (10 << 30, 100_000, None)
     assert data["disk_files"] == sum(part["files"] for part in data["parts"].values())
     fxpool.configure(cache_max_bytes="none", cache_max_files="none")
@@ -186,7 +189,8 @@ def test_one_is_one(store: LocalStore) -> None:
     for entry in list(store.scan())[1:]:
         store.remove(entry.key)
     assert "1 entry, 3 blobs" in run("cache", "clear", input="n\n").output.replace(" and", ",")
-    quarantine.add(store.root, "ab" * 32, label="g", error="it died", log=None)
+    quarantine.add(store.root, "ab" * 32, label="g", error="it died", log=None, function="step, train.py:12")
+    assert "g, step, train.py:12, 0 s ago: it died" in " ".join(run("cache", "quarantine").output.split())
     assert run("cache", "quarantine", "--release", "ab").output == "released 1 graph\n"
 
 

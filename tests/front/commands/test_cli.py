@@ -60,7 +60,7 @@ def test_the_hit_rate_and_counters_set_to_zero(store: LocalStore) -> None:
     )
     counted = {"hits": 6, "misses": 1, "guard_misses": 1}
     host_statistics.add(store.root, host_statistics.Totals(processes=2, counted=counted))
-    assert "hit rate             75%" in run("stats").output
+    assert "hit rate                 75 %" in run("stats").output
     result = run("stats", "--zero")
     assert result.exit_code == 0 and f"the counters in {store.root} are zero now" in result.output
     data = json.loads(run("stats", "--json").output)

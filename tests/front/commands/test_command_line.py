@@ -155,9 +155,9 @@ def test_the_mark_is_not_said_to_be_passed_where_it_is_not() -> None:
     def said(used: float, pressed: bool) -> str:
         return server._mark({"host_used": used, "host_mark": 0.9, "pressed": pressed})
 
-    assert said(0.08, False) == "no new jobs above 90%"
-    assert "more than" not in said(0.08, True) and "was above 90%" in said(0.08, True)
-    assert said(0.95, True).startswith("above 90%: no new jobs")
+    assert said(0.08, False) == "no new jobs above 90 %"
+    assert "more than" not in said(0.08, True) and "was above 90 %" in said(0.08, True)
+    assert said(0.95, True).startswith("above 90 %: no new jobs")
 
 
 @pytest.mark.parametrize("columns", [20, 40, 80])
@@ -168,6 +168,59 @@ def test_text_is_wrapped_between_words(columns: int) -> None:
     assert output.filled("key  ", parts, None) == "key  one two  three four five  xxxxx"
     filled = output.filled("key  ", parts, columns)
     assert max(map(len, filled.splitlines())) <= columns and all(part in filled for part in parts)
+
+
+def test_a_word_longer_than_the_rest_of_a_line_is_moved_left() -> None:
+    name = "softmax_of_differences_of_a_very_long_name"
+    assert output.wrapped(" " * 14, f"{name} end", 50).splitlines() == [f"  {name}", f"{' ' * 14}end"]
+    assert output.filled("38443858b1a0  ", [name, "end"], 48).splitlines() == [
+        "38443858b1a0",
+        f"  {name}",
+        f"{' ' * 14}end",
+    ]
+    assert output.wrapped("ok    Python.h  ", name, 50).splitlines() == ["ok    Python.h", f"  {name}"]
+    assert output.wrapped("", "x" * 60, 50) == "x" * 60
+
+
+def test_text_stands_beside_its_label_while_there_is_room() -> None:
+    label = f"{'memory_high_watermark':<23}"
+    for columns, indent in ((60, 23), (53, 23), (52, 2)):
+        lines = output.wrapped(label, "word " * 20, columns).splitlines()
+        assert len(lines[1]) - len(lines[1].lstrip()) == indent and max(map(len, lines)) <= columns
+
+
+FACTS: dict[str, Any] = {
+    "state": "running", "server_pid": 7576, "draining": False, "seconds": 185.0, "clients": [1], "slots": 2,
+    "slots_free": 1, "slots_rule": "CPU affinity", "queued": 1, "paused": False, "directory": "/run/user/1000/fxpool",
+    "memory": {"server": 18 << 20, "zygote": 350 << 20, "workers": 0}, "zygote": {"preload_seconds": 5.1},
+    "limits": {
+        "host_used": 0.07, "host_used_of": "the machine's memory", "host_mark": 0.9, "pressed": False,
+        "job_bytes": 11 << 30, "job_seconds": 3600.0,
+        "rules": {"job_bytes": "half of the machine's memory", "job_seconds": "the default"},
+    },
+    "running": [
+        {"pid": 12, "label": "graph 0 [0/0]", "phase": "lowering", "seconds": 3.0, "attempt": 2, "sub_job": False,
+         "wanted_by": [1]}
+    ],
+    "waiting": [{"running": False, "label": "graph 1 [1/0]", "seconds": 4.0, "client": 1, "priority": -1}],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120])
+def test_the_status_of_a_server_fits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, columns: int) -> None:
+    from fxpool.pool.client import hosts
+
+    monkeypatch.setenv("FXPOOL_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setattr(hosts, "links", lambda root: [Path("host-618f634fa8680000.socket")])
+    monkeypatch.setattr(hosts, "status", lambda link: FACTS)
+    lines = CliRunner(env={"COLUMNS": str(columns)}).invoke(main, ["status"]).stdout.splitlines()
+    assert max(map(len, lines)) <= columns
+    assert lines[0] == "618f634fa868  server 7576, up 3 min" and "  clients  1 process" in lines
+    assert "  queue    1 job" in lines
+    text = " ".join(" ".join(lines).split())
+    assert "7 % of the machine's memory in use; no new jobs above 90 %" in text
+    assert "(half of the machine's memory) and 60 min (the default)" in text
+    assert "worker 12 graph 0 [0/0], lowering, 3 s, attempt 2, for 1" in text
 
 
 def every_command(group: click.Group, *names: str) -> Iterator[tuple[str, ...]]:
