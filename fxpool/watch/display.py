@@ -7,7 +7,7 @@ A line of a log, which begins with the seconds since the log was opened, and a t
 
     12.345 graph 3 [1/0]: compiling in worker 4711
     fxpool: graph 3 [1/0]: compiling in worker 4711: lowering, 8 s so far
-    fxpool: graph 3 [1/0]: ready compiled by a worker after 12.3 s
+    fxpool: graph 3 [1/0]: ready, compiled by a worker after 12.3 s
 
 The terminal belongs to the program, and its cursor may be anywhere: the program prints through Python, C and other
 processes, on two streams. So this module never moves the cursor or erases text. It writes whole lines from its own
@@ -45,6 +45,7 @@ _LONG_SECONDS = 2.0
 _SEPARATE = 3
 _UNDER_WAY = ("queued", "compiling", "loading")
 _END_SECONDS = 1.0
+_BEFORE_DETAIL = {"ready": ", ", "failed": ": "}
 
 File = IO[str] | None
 
@@ -216,7 +217,9 @@ class Summary:
 
 def _told(event: State) -> str:
     stage = f"stage {event.stage + 1}, " if event.stage else ""
-    return f"{stage}{event.state}" + (f" {event.detail}" if event.detail else "")
+    if not event.detail:
+        return f"{stage}{event.state}"
+    return f"{stage}{event.state}{_BEFORE_DETAIL.get(event.state, ' ')}{event.detail}"
 
 
 def _named(file: IO[str] | str | os.PathLike[str] | None) -> str:

@@ -56,7 +56,7 @@ def test_a_compile_is_seen_in_parent_server_and_worker(
     waits = [row for row in found if row["ph"] == "b" and row["pid"] == server]
     assert graph in {row["name"] for row in waits}
     said = [line.partition(": ")[2] for line in log if line.split(" ", 1)[1].startswith(graph)]
-    wanted = ["queued", f"compiling in worker {worker}: lowering", "ready compiled by a worker"]
+    wanted = ["queued", f"compiling in worker {worker}: lowering", "ready, compiled by a worker"]
     positions = [said.index(text) for text in wanted]
     assert positions == sorted(positions) and said[-1] == wanted[-1]
 
@@ -70,7 +70,7 @@ def test_a_hit_is_seen_too(shared_pool: Path, cache: Path, tmp_path: Path) -> No
     assert server is None, "no pool is started to watch a hit"
     assert {row["pid"] for row in found} == {parent}
     assert {"capture", "lookup", "load", "graph 0 [0/0]"} <= {row["name"] for row in found}
-    assert [line.partition(": ")[2] for line in log] == ["ready from the cache"]
+    assert [line.partition(": ")[2] for line in log] == ["ready, from the cache"]
 
 
 IN_PARTS = """
@@ -92,7 +92,7 @@ def test_a_graph_in_parts_is_ready_after_its_forward(shared_pool: Path, cache: P
     said = [line.split(" ", 1)[1] for line in log.read_text().splitlines()]
     ready = [line.partition(" (")[0] for line in said if ": ready" in line]
     assert ready == [
-        "graph 0 [0/0] forward: ready compiled by a worker",
-        "graph 0 [0/0]: ready in parts",
-        "graph 0 [0/0] backward: ready compiled by a worker",
+        "graph 0 [0/0] forward: ready, compiled by a worker",
+        "graph 0 [0/0]: ready, in parts",
+        "graph 0 [0/0] backward: ready, compiled by a worker",
     ], said

@@ -49,10 +49,10 @@ def test_a_log_has_a_line_per_event(tmp_path: Path) -> None:
     lines = (tmp_path / "log").read_text().splitlines()
     assert [re.sub(r"^-?\d+\.\d+ ", "", line) for line in lines] == [
         "graph 0: queued",
-        "graph 1: ready from the cache",
+        "graph 1: ready, from the cache",
         "graph 0: compiling in worker 4711: lowering",
-        "graph 2: failed WorkerDiedError",
-        "graph 0: ready compiled by a worker",
+        "graph 2: failed: WorkerDiedError",
+        "graph 0: ready, compiled by a worker",
         "graph 0: stage 2, queued",
     ]
     shown.close()
@@ -151,7 +151,7 @@ def test_a_graph_that_takes_long_is_told_of_each_time_it_has_taken_twice_as_long
     assert summary.due == 132.0
     summary.add(State(130.5, "g", "ready", "compiled by a worker"))
     assert summary.due is None
-    assert summary.lines(131.0) == ["g: ready compiled by a worker after 30.5 s"]
+    assert summary.lines(131.0) == ["g: ready, compiled by a worker after 30.5 s"]
     assert summary.lines(200.0, last=True) == []
 
 
@@ -160,7 +160,7 @@ def test_much_of_the_same_is_one_line() -> None:
     for number in range(20):
         summary.add(State(1.0, f"g{number}", "ready", "from the cache"))
     summary.add(State(1.0, "h", "failed", "WorkerDiedError"))
-    assert summary.lines(1.0) == ["20 graphs: ready from the cache", "h: failed WorkerDiedError"]
+    assert summary.lines(1.0) == ["20 graphs: ready, from the cache", "h: failed: WorkerDiedError"]
     for number in range(5):
         summary.add(State(2.0, f"i{number}", "queued" if number else "compiling"))
     assert summary.lines(6.0) == ["5 graphs: 4 queued, 1 compiling, the first for 4 s so far"]
@@ -192,7 +192,7 @@ def test_lines_of_the_program_stay_whole() -> None:
         line for step in range(8) for line in (f"loss of step {step}", "written by C")
     ]
     ready = [
-        line for line in ours if re.fullmatch(r"fxpool: graph \d: ready compiled by a worker after [\d.]+ s", line)
+        line for line in ours if re.fullmatch(r"fxpool: graph \d: ready, compiled by a worker after [\d.]+ s", line)
     ]
     assert len(ready) == 9
     assert any(re.fullmatch(r"fxpool: graph 9: compiling in worker 4711, \d s so far", line) for line in ours)
@@ -216,7 +216,7 @@ def test_bars_step_aside() -> None:
     lines = [line for line in shown(["-c", BARS], {"FXPOOL_PROGRESS": "1"}).lines if line]
     (bar,) = [line for line in lines if not line.startswith("fxpool: ")]
     assert bar.startswith("outer: 100%|") and "3/3" in bar
-    assert len([line for line in lines if re.search(r"ready compiled by a worker after [\d.]+ s$", line)]) == 12
+    assert len([line for line in lines if re.search(r"ready, compiled by a worker after [\d.]+ s$", line)]) == 12
 
 
 RICH = """
@@ -238,7 +238,7 @@ with Progress() as progress:
 @pytest.mark.slow
 def test_a_live_display_of_the_programs_has_lines_above_it() -> None:
     lines = [line for line in shown(["-c", RICH], {"FXPOOL_PROGRESS": "1"}, columns=100).lines if line]
-    assert len([line for line in lines if re.fullmatch(r"fxpool: graph \d: ready compiled by .* s", line)]) == 6
+    assert len([line for line in lines if re.fullmatch(r"fxpool: graph \d: ready, compiled by .* s", line)]) == 6
     assert [line for line in lines if line.startswith("steps") and "100%" in line] == [lines[-2]]
     assert lines[-1] == "fxpool: 6 ready"
 
@@ -276,7 +276,7 @@ def test_what_is_left_is_told_at_the_end() -> None:
     reader.join()
     os.close(ours)
     said = read.decode().splitlines()
-    assert said[:2] == ["fxpool: graph 1: ready from the cache", "fxpool: graph 2: failed WorkerDiedError"]
+    assert said[:2] == ["fxpool: graph 1: ready, from the cache", "fxpool: graph 2: failed: WorkerDiedError"]
     assert said[-1] == "fxpool: 2 ready, 1 failed"
     assert "\x1b" not in read.decode()
     assert not [thread for thread in threading.enumerate() if thread.name == "fxpool-progress"]
