@@ -8,11 +8,12 @@ from typing import Any
 
 from fxpool.errors import ConfigurationError
 
-__all__ = ["MODES", "Case", "Run", "runs"]
+__all__ = ["BACKENDS", "MODES", "Case", "Run", "runs"]
 
 #: `dynamic` is inference, compiled for all sizes.
 MODES = ("inference", "training", "dynamic")
-_BACKENDS = ("eager", "inductor", "fxpool")
+#: The backends of a case that names none.
+BACKENDS = ("eager", "inductor", "fxpool")
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Case:
     make: Callable[..., tuple[Callable[..., Any], tuple[Any, ...]]] | str
     arguments: Mapping[str, Any] = field(default_factory=dict)
     modes: tuple[str, ...] = ("inference",)
-    backends: tuple[str, ...] = _BACKENDS
+    backends: tuple[str, ...] = BACKENDS
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     device: str = "cpu"
     seconds: float = 5.0

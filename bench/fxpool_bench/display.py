@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.live import Live as LiveTable
 from rich.table import Table
 
+from fxpool import quantities
 from fxpool.bench.case import Run
 from fxpool.bench.report import seconds
 from fxpool.bench.results import Record
@@ -35,7 +36,9 @@ class Display:
 
     def __enter__(self) -> Display:
         if self._done:
-            self._console.print(f"{self._done} of {self._total} runs are already done", highlight=False)
+            self._console.print(
+                f"already done: {self._done} of {quantities.counted(self._total, 'run')}", highlight=False
+            )
         if self._live is not None:
             self._live.start()
         return self
@@ -72,11 +75,12 @@ class Display:
         return f"{minutes}:{rest:02}"
 
     def _print(self, line: str) -> None:
-        self._console.print(line, highlight=False, markup=False, soft_wrap=True)
+        self._console.print(line, highlight=False, markup=False, soft_wrap=not self._console.is_terminal)
 
     def _table(self) -> Table:
         runner = self._runner
-        shown = Table(title=f"{self._done} of {self._total} runs done, {len(runner.waiting)} wait, {self._at()}")
+        runs = quantities.counted(self._total, "run")
+        shown = Table(title=f"{self._done} of {runs} done, {len(runner.waiting)} waiting, {self._at()}")
         for heading in ("run", "phase", "seconds", "memory"):
             shown.add_column(heading, justify="right" if heading in ("seconds", "memory") else "left")
         for live in runner.live:

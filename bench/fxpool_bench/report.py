@@ -11,7 +11,7 @@ from rich.table import Table
 
 from fxpool import quantities
 from fxpool.bench import results
-from fxpool.bench.case import Run
+from fxpool.bench.case import MODES, Run
 from fxpool.bench.results import Record
 from fxpool.bench.statistics import Ratio, ratio
 from fxpool.results import markup
@@ -197,41 +197,58 @@ def table(records: Mapping[Run, Record], width: int = 120) -> Table:
     """Return the table of `lines`, for `width` columns; `footnotes` explains its marks.
 
     A narrow table has the mode below the case, and no memory, seconds saved and differences from eager: see the page.
+    A very narrow one has no time with warm caches either, and the notes below the mode.
     """
     found = lines(records)
     notes = _numbers(found)
-    narrow = width < 100
-    warm: tuple[str, ...] = ("warm", "saved")[: 1 if narrow else 2] if any(line.warm_call for line in found) else ()
-    rest = ("memory", "off eager") if width >= (118 if warm else 100) else ()
-    shown = Table(
-        title="time per call (median); speed-up over eager with its 95 % interval",
-        title_justify="left",
-        box=None,
-        padding=(0, 1 if narrow else 2, 0, 0),
-        pad_edge=False,
-    )
-    for heading in ("case", "backend") if narrow else ("case", "mode", "backend"):
-        shown.add_column(heading, overflow="fold", no_wrap=heading != "case")
+    narrow, very = width < _NARROW, width < _VERY_NARROW
+    warm: tuple[str, ...] = ("warm", "saved") if any(line.warm_call for line in found) else ()
+    rest = ("memory", "off eager") if width >= (118 if warm else _NARROW) else ()
+    warm = warm[: 0 if very else 1 if narrow else 2]
+    shown = _table("time per call (median); speed-up over eager with its 95 % interval", width)
     for heading in ("per call", "speed-up", "first call", *warm, *rest):
-        shown.add_column(heading, justify="right", no_wrap=True)
-    shown.add_column("notes", overflow="fold")
+        shown.add_column(heading.replace(" ", "\n") if very else heading, justify="right", no_wrap=True)
+    if not very:
+        shown.add_column("notes", overflow="fold")
     for line in found:
         mark = BESIDE if line.beside else ""
         figures = {name: _marked(getattr(line, field), mark) for name, field in _CALLS.items()}
         figures["memory"] = _bytes(line.peak)
         figures["off eager"] = f"{line.difference:.1e}" if line.backend != "eager" else ""
         speedup = _interval(line.speedup) if line.speedup is not None else ""
+        numbers = ", ".join(str(notes[text]) for text in (*line.doubts, *line.beside) if text in notes)
         shown.add_row(
-            *([f"{line.case}\n  {line.mode}"] if narrow else [line.case, line.mode]),
+            *_case(line, width, [f"({numbers})"] if very and numbers else []),
             line.backend,
             seconds(line.median),
             f"{DOUBTFUL if speedup and line.doubtful else ''}{speedup}",
             *(figures[name] for name in ("first call", *warm, *rest)),
-            ", ".join(str(notes[text]) for text in (*line.doubts, *line.beside) if text in notes),
+            *([] if very else [numbers]),
         )
     return shown
 
 
+def _table(title: str, width: int) -> Table:
+    """Return a table of `width` columns, with the columns that name a case; a narrow one has modes below cases."""
+    narrow = width < _NARROW
+    shown = Table(title=title, title_justify="left", box=None, padding=(0, 1 if narrow else 2, 0, 0), pad_edge=False)
+    shown.add_column("case", overflow="fold", min_width=_CASE if narrow else None)
+    for heading in ("backend",) if narrow else ("mode", "backend"):
+        shown.add_column(heading, overflow="fold", no_wrap=True)
+    return shown
+
+
+def _case(named: Line | Change, width: int, below: Sequence[str] = ()) -> list[str]:
+    """Return the cells of a case and its mode, with the texts `below` them in a narrow table."""
+    if width >= _NARROW:
+        return [named.case, named.mode]
+    return ["\n  ".join([named.case, named.mode, *below])]
+
+
+# Tables with fewer columns have the mode below the case; with still fewer, the last column below another.
+_NARROW, _VERY_NARROW = 100, 72
+# Columns of an indented mode, which must not be broken.
+_CASE = 2 + max(map(len, MODES))
 # The columns of first calls, and their fields of a line.
 _CALLS = {"first call": "first_call", "warm": "warm_call", "saved": "saved"}
 #: Marks of figures that the work of others may have made.
@@ -260,8 +277,8 @@ def footnotes(records: Mapping[Run, Record]) -> list[tuple[str, str]]:
     return said + [(str(number), text) for text, number in _numbers(found).items()]
 
 
-def _interval(speedup: Ratio) -> str:
-    return f"{speedup.value:.2f} ({speedup.low:.2f}-{speedup.high:.2f})"
+def _interval(compared: Ratio) -> str:
+    return f"{compared.value:.2f} ({compared.low:.2f}-{compared.high:.2f})"
 
 
 def _marked(value: float | None, mark: str) -> str:
@@ -283,20 +300,25 @@ class Report:
     records: Mapping[Run, Record]
 
     def __repr__(self) -> str:
-        return f"{self._title()}\n{markup.text_table(*self._cells())}"
+        notes = [f"{mark:<2} {note}" for mark, note in footnotes(self.records)]
+        return "\n".join([self._title(), markup.text_table(*self._cells()), *notes])
 
     def _repr_html_(self) -> str:
-        return markup.block(self._title(), markup.grid(*self._cells()))
+        notes = footnotes(self.records)
+        parts = [markup.grid(*self._cells()), *([markup.table(notes)] if notes else [])]
+        return markup.block(self._title(), *parts)
 
     def _title(self) -> str:
         failed = len(failures(self.records))
         runs = quantities.counted(len(self.records), "run")
         return f"{self.suite}: {runs}{f', {failed} without a result' if failed else ''}; {table(self.records).title}"
 
-    def _cells(self) -> tuple[list[str], list[tuple[str, ...]]]:
+    def _cells(self) -> tuple[list[str], list[tuple[str, ...]], list[str]]:
+        """Return the headings, the rows, and the headings above numbers."""
         columns = table(self.records).columns
         rows = zip(*(map(str, column.cells) for column in columns), strict=True)
-        return [str(column.header) for column in columns], list(rows)
+        headings = [str(column.header) for column in columns]
+        return headings, list(rows), [str(column.header) for column in columns if column.justify == "right"]
 
 
 def read(path: str | os.PathLike[str]) -> Report:
@@ -306,18 +328,27 @@ def read(path: str | os.PathLike[str]) -> Report:
         errors.ConfigurationError: the file cannot be read, or is not one of ``fxpool bench``.
     """
     head, records = results.read(Path(path))
-    return Report(str(head.get("suite", "")), records)
+    return Report(str(head.get("suite", "")), results.in_order(head, records))
 
 
-def change_table(found: Iterable[Change]) -> Table:
-    """Return the table of `changes`."""
-    shown = Table(title="compared with the other results: new / old, with its 95 % interval")
-    for heading in ("case", "mode", "backend", "old", "new", "ratio", "verdict"):
-        shown.add_column(heading, justify="right" if heading in ("old", "new", "ratio") else "left")
+def change_table(found: Iterable[Change], width: int = 120) -> Table:
+    """Return the table of `changes`, for `width` columns; a very narrow one has the verdict below the ratio."""
+    very = width < _VERY_NARROW
+    shown = _table("compared with the other results: new / old, with its 95 % interval", width)
+    for heading in ("old", "new", "ratio"):
+        shown.add_column(heading, justify="right", no_wrap=True)
+    if not very:
+        shown.add_column("verdict", no_wrap=True)
     for one in found:
-        interval = f"{one.ratio.value:.3f} ({one.ratio.low:.3f} - {one.ratio.high:.3f})"
         verdict = f"{one.verdict}, doubtful" if one.doubtful and one.verdict != "same" else one.verdict
-        shown.add_row(one.case, one.mode, one.backend, seconds(one.old), seconds(one.new), interval, verdict)
+        ratio_and_verdict = [_interval(one.ratio), verdict]
+        shown.add_row(
+            *_case(one, width),
+            one.backend,
+            seconds(one.old),
+            seconds(one.new),
+            *(["\n".join(ratio_and_verdict)] if very else ratio_and_verdict),
+        )
     return shown
 
 
@@ -329,5 +360,5 @@ def seconds(value: float | None) -> str:
         return "0 s"
     for unit, size in (("s", 1.0), ("ms", 1e-3)):
         if value >= size:
-            return f"{value / size:.3g} {unit}"
-    return f"{value / 1e-6:.3g} us"
+            return f"{quantities.digits(value / size)} {unit}"
+    return f"{quantities.digits(value / 1e-6)} us"

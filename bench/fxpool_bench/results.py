@@ -9,7 +9,7 @@ import json
 import os
 import platform
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -17,11 +17,11 @@ from typing import Any
 
 import psutil
 
-from fxpool.bench.case import Run
+from fxpool.bench.case import BACKENDS, MODES, Run
 from fxpool.bench.suite import Suite
 from fxpool.errors import ConfigurationError
 
-__all__ = ["FORMAT", "Record", "Results", "machine", "read"]
+__all__ = ["FORMAT", "Record", "Results", "in_order", "machine", "read"]
 
 FORMAT = 1
 #: The possible states of an ended run; see `Record`.
@@ -79,7 +79,8 @@ class Results:
                 )
         self._file = open(path, "w" if fresh or not self.there else "a", encoding="utf-8")  # noqa: SIM115 (`close`)
         if not self.there:
-            self._write({"format": FORMAT, "suite": suite.name, "digest": suite.digest, "machine": machine()})
+            head = {"format": FORMAT, "suite": suite.name, "digest": suite.digest, "machine": machine()}
+            self._write(head | {"cases": [case.name for case in suite.cases]})
         else:
             self._end_half_line()
 
@@ -125,6 +126,23 @@ def read(path: Path) -> tuple[dict[str, Any], dict[Run, Record]]:
         except (KeyError, TypeError):
             continue  # written by a version with other fields
     return lines[0], found
+
+
+def in_order(head: Mapping[str, Any], records: Mapping[Run, Record]) -> dict[Run, Record]:
+    """Return records, which a file has in the order in which they ended, in that of their suite.
+
+    `head` is the first line of the file; those of earlier versions do not name the cases.
+    """
+    cases, backends = list(head.get("cases", [])), list(BACKENDS)
+    for run in records:
+        cases += [run.case] if run.case not in cases else []
+        backends += [run.backend] if run.backend not in backends else []
+
+    def rank(run: Run) -> tuple[int, ...]:
+        mode = MODES.index(run.mode) if run.mode in MODES else len(MODES)
+        return run.repetition, cases.index(run.case), mode, backends.index(run.backend)
+
+    return {run: records[run] for run in sorted(records, key=rank)}
 
 
 def _lines(text: str) -> Iterator[dict[str, Any]]:

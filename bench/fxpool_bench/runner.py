@@ -407,7 +407,7 @@ def _beside(live: Live) -> list[str] | None:
         return None
     ids = list(live.beside)
     more = f" and {len(ids) - _NAMED} more" if len(ids) > _NAMED else ""
-    runs = [f"{', '.join(ids[:_NAMED])}{more} ran: --jobs 1 times it alone"] if ids else []
+    runs = [f"{', '.join(ids[:_NAMED])}{more} ran: --jobs 1 measures it alone"] if ids else []
     return runs + ([live.disturbance] if live.disturbance else [])
 
 

@@ -8,6 +8,7 @@ A pure function of the key details in entries (`key_detail`). Equal keys give no
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +22,7 @@ from fxpool.codecache.store.entry import Component
 __all__ = ["Described", "Difference", "differences", "equal_components", "lines"]
 
 _SHOWN = 20  # differences listed per component
+_DIGEST, _DIGITS = re.compile(r"\b[0-9a-f]{40,}\b"), 12
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,9 @@ def differences(a: Described, b: Described) -> tuple[Difference, ...]:
         items = _items(name, a.detail, b.detail)
         found += [Difference(name, one.item, one.before, one.after, one.position) for one in items]
         if not items:
-            whole = Change.of("", (None if digest is None else f"digest {digest[:12]}" for digest in (before, after)))
+            whole = Change.of(
+                "", (None if digest is None else f"digest {digest[:_DIGITS]}" for digest in (before, after))
+            )
             found.append(Difference(name, "", whole.before, whole.after))
     return tuple(found)
 
@@ -202,10 +206,15 @@ def _mapping(name: str) -> Callable[[Mapping[str, Any], Mapping[str, Any]], list
 
 def _mapping_changes(a: Mapping[str, str], b: Mapping[str, str]) -> list[Change]:
     return [
-        Change.of(name, (None if value is None else str(value) for value in (a.get(name), b.get(name))))
+        Change.of(name, (None if value is None else _cut(str(value)) for value in (a.get(name), b.get(name))))
         for name in sorted({*a, *b})
         if a.get(name) != b.get(name)
     ]
+
+
+def _cut(text: str) -> str:
+    """Cut digests to the digits that identify them."""
+    return _DIGEST.sub(lambda digest: digest[0][:_DIGITS], text)
 
 
 def _shown(value: Any) -> str:

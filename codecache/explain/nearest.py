@@ -110,7 +110,7 @@ class Comparison:
         return [(one, self.a[:12], self.a_is), (other, self.b[:12], self.b_is)]
 
     def _no_difference(self) -> str:
-        return "nothing else differs" if len(self.equal) < _COMPONENTS else "no difference"
+        return "only the function differs" if len(self.equal) < _COMPONENTS else "no difference"
 
 
 def compared(a: Side, b: Side, roles: tuple[str, str] = ("", "")) -> Comparison:

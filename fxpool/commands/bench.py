@@ -10,13 +10,26 @@ from pathlib import Path
 
 import click
 
-from fxpool.commands.output import FOUND_WRONG, INTERRUPTED, console, fail, wrapped
+from fxpool import quantities
+from fxpool.commands.output import FOUND_WRONG, INTERRUPTED, console, fail, width, wrapped
 
 __all__ = ["bench"]
 
 
-# Lines shown of the reason why a run failed.
-_LINES = 4
+# Lines shown of the reason why a run failed: the first, and the last of a traceback.
+_LINES = 6
+
+
+def _failed(run: str, state: str, reason: str, columns: int | None) -> str:
+    """Return the text on a run without a result: the beginning of `reason`, and its end, with the user's line."""
+    first, *rest = reason.splitlines()
+    # The lines of ^^^ below code, which mark a part of it, say little when wrapped.
+    rest = [line for line in rest if line.strip(" ^~")]
+    lines = [wrapped("", f"{run}: {state}: {first}", columns)]
+    lines += [
+        wrapped("  " + line[: len(line) - len(line.lstrip())], line.strip(), columns) for line in rest[1 - _LINES :]
+    ]
+    return "\n".join(lines)
 
 
 def _words(text: str) -> list[str]:
@@ -72,7 +85,7 @@ def bench(
 
     SUITE is a .py or .toml file, or a built-in suite: attention, convolutions, kernels, transformers. Models are
     compiled in parallel and measured one after the other, while the rest of the run is paused. First calls are timed
-    beside other compiles, and marked so; --jobs 1 times them alone.
+    beside other compiles, and marked so; --jobs 1 measures them alone.
     Results are written as they arrive, and the same command resumes a stopped run. The exit status is 1 if a case
     failed, gave wrong results, or (with --compare) is slower.
     """
@@ -118,7 +131,7 @@ def bench(
         except asyncio.CancelledError:
             stopped = True
     ended = [found[run] for run in missing if run in found and found[run] is not results.there.get(run)]
-    took = f"{len(ended)} runs in {time.monotonic() - began:.0f} s"
+    took = f"{quantities.counted(len(ended), 'run')} in {time.monotonic() - began:.0f} s"
     parts = [f"{name} {spent:.0f} s" for name, spent in report.parts(ended).items() if spent >= 0.5]
     if parts:
         took += f"; all processes together: {', '.join(parts)}"
@@ -132,13 +145,16 @@ def bench(
     for record in bad:
         # The file has the complete reason.
         reason = record.reason.strip() or f"differs from eager by {record.difference or 0:.1e}"
-        said = "\n  ".join(reason.splitlines()[:_LINES])
-        shown.print(f"{record.run.id}: {record.state}: {said}", markup=False, highlight=False)
+        shown.print(
+            _failed(record.run.id, record.state, reason, width()), markup=False, highlight=False, soft_wrap=True
+        )
     slower = False
     changed: list[report.Change] = []
     if other is not None:
         changed = report.changes(other, done, noise)
-        shown.print(report.change_table(changed))
+        shown.print()
+        shown.print(report.change_table(changed, shown.width))
+        shown.print()
         slower = any(one.verdict == "slower" for one in changed)
     head = read(results.path)[0]
     (place / "report.html").write_text(page.page(head, done, changed), encoding="utf-8")
@@ -158,8 +174,8 @@ def bench(
     if pyperf is not None and lines:
         pyperf.write_text(pyperf_file.pyperf_json(head, done), encoding="utf-8")
         written.append(pyperf)
-    shown.print(f"results: {', '.join(map(str, written))}", highlight=False, soft_wrap=True)
-    shown.print(took, highlight=False, soft_wrap=True)
+    for first, text in (("results: ", ", ".join(map(str, written))), ("", took)):
+        shown.print(wrapped(first, text, width()), markup=False, highlight=False, soft_wrap=True)
     if stopped:
         fail("stopped; run the same command to resume", INTERRUPTED)
     raise SystemExit(FOUND_WRONG if bad or slower else 0)

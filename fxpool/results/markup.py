@@ -8,12 +8,13 @@ html is imported inside functions: `fxpool.stats()` alone needs no markup.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 __all__ = ["block", "grid", "table", "text_table"]
 
 _FRAME = '<div style="overflow-x:auto;margin:0.2em 0"><table style="border-collapse:collapse;font:inherit">'
 _CELL = "text-align:left;vertical-align:top;padding:0.1em 0.9em 0.1em 0;min-width:3em"
+_NUMBER = f"{_CELL};text-align:right;white-space:nowrap"
 _NAME = f"{_CELL};white-space:nowrap"
 _TEXT = f"{_CELL};white-space:pre-wrap;overflow-wrap:break-word"
 
@@ -29,20 +30,28 @@ def table(rows: Sequence[tuple[str, str]]) -> str:
     return f"{_FRAME}<tbody>{body}</tbody></table></div>"
 
 
-def grid(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return HTML of a table with `headings`."""
-    head = "".join(_cell("th", _TEXT, heading) for heading in headings)
-    body = "".join(f"<tr>{''.join(_cell('td', _TEXT, cell) for cell in row)}</tr>" for row in rows)
-    return f"{_FRAME}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+def grid(headings: Sequence[str], rows: Sequence[Sequence[str]], right: Collection[str] = ()) -> str:
+    """Return HTML of a table with `headings`; the columns with a heading in `right` are aligned to the right."""
+    styles = [_NUMBER if heading in right else _TEXT for heading in headings]
+
+    def line(tag: str, cells: Sequence[str]) -> str:
+        return f"<tr>{''.join(_cell(tag, style, cell) for style, cell in zip(styles, cells, strict=True))}</tr>"
+
+    body = "".join(line("td", row) for row in rows)
+    return f"{_FRAME}<thead>{line('th', headings)}</thead><tbody>{body}</tbody></table></div>"
 
 
-def text_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table as text, its columns aligned to the left."""
+def text_table(headings: Sequence[str], rows: Sequence[Sequence[str]], right: Collection[str] = ()) -> str:
+    """Return a table as text; the columns with a heading in `right` are aligned to the right."""
     lines = [headings, *rows] if headings else rows
-    widths = [max(len(row[number]) for row in lines) for number in range(len(lines[0]))] if lines else []
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in lines
-    )
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    to_right = [heading in right for heading in headings] if headings else [False] * len(widths)
+
+    def text(row: Sequence[str]) -> str:
+        cells = zip(row, widths, to_right, strict=True)
+        return "  ".join(cell.rjust(width) if number else cell.ljust(width) for cell, width, number in cells).rstrip()
+
+    return "\n".join(map(text, lines))
 
 
 def _cell(tag: str, style: str, text: str) -> str:

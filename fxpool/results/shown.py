@@ -17,6 +17,7 @@ __all__ = ["ShownGraphs", "ShownStats"]
 _TABLES = ("fallbacks", "bypasses", "eager_calls", "switched_off", "quarantine_retries", "regions", "borrowed")
 _NUMBERS = ("entries_written", "corrupt_entries", "quarantined", "restarts")
 _GRAPHS = ("graph", "state", "stage", "eager calls", "compiled calls", "error")
+_NUMBERS_OF_GRAPHS = ("eager calls", "compiled calls")
 _MOST = 20  # graphs that are shown
 
 
@@ -62,10 +63,12 @@ class ShownGraphs(list[Any]):
     """The result of `fxpool.wait()`."""
 
     def __repr__(self) -> str:
-        return f"{self._title()}\n{markup.text_table(_GRAPHS, self._rows())}" if self else self._title()
+        table = [markup.text_table(_GRAPHS, self._rows(), _NUMBERS_OF_GRAPHS)] if self else []
+        return "\n".join([self._title(), *table])
 
     def _repr_html_(self) -> str:
-        return markup.block(self._title(), *([markup.grid(_GRAPHS, self._rows())] if self else []))
+        parts = [markup.grid(_GRAPHS, self._rows(), _NUMBERS_OF_GRAPHS)] if self else []
+        return markup.block(self._title(), *parts)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return list, (list(self),)
@@ -92,8 +95,8 @@ class ShownGraphs(list[Any]):
 def _lookups(counts: Mapping[str, Any]) -> str:
     """Format as ``12 hits of 15 graphs (80 %), 3 misses``."""
     graphs = counts["hits"] + counts["misses"] + counts["guard_misses"]
-    rate = f" ({100 * counts['hits'] / graphs:.0f} %)" if graphs else ""
-    parts = [f"{counts['hits']} hits of {quantities.counted(graphs, 'graph')}{rate}"]
+    rate = f" ({quantities.percent(counts['hits'] / graphs)})" if graphs else ""
+    parts = [f"{quantities.counted(counts['hits'], 'hit')} of {quantities.counted(graphs, 'graph')}{rate}"]
     parts += [quantities.counted(counts["misses"], "miss", "misses")] if counts["misses"] else []
     parts += (
         [quantities.counted(counts["guard_misses"], "guard miss", "guard misses")] if counts["guard_misses"] else []

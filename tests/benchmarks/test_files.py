@@ -40,7 +40,7 @@ def test_what_others_may_have_made_is_drawn_as_no_lead(tmp_path: Path) -> None:
     remarks = ["other processes kept 1.0 cores busy: wait"]
     every = [
         record("a", "inference", "eager", 4e-3),
-        record("a", "inference", "fxpool", 1e-3, beside=["a/inference/inductor ran: --jobs 1 times it alone"]),
+        record("a", "inference", "fxpool", 1e-3, beside=["a/inference/inductor ran: --jobs 1 measures it alone"]),
         record("a", "inference", "inductor", 2e-3, remarks=remarks),
         record("b", "inference", "inductor", 2e-3),
     ]

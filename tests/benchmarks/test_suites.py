@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import random
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from fxpool.bench import child, plan, report, results, suite
 from fxpool.bench.case import Case, Run, runs
 from fxpool.bench.results import Record, Results
 from fxpool.bench.statistics import ratio
+from fxpool.commands import bench
 from fxpool.errors import ConfigurationError, UnknownNameError
 
 _PYTHON = """
@@ -272,7 +274,7 @@ def test_lines_failures_and_changes() -> None:
 
 @pytest.mark.parametrize("width", [80, 120])
 def test_the_table_fits_and_its_notes_are_below_it(width: int) -> None:
-    ran = ["a_case_with_a_name/inference/inductor ran: --jobs 1 times it alone"]
+    ran = ["a_case_with_a_name/inference/inductor ran: --jobs 1 measures it alone"]
     every = [record("a_case_with_a_name", name, noisy(4e-5, 1)) for name in ("eager", "inductor", "fxpool")]
     every = [replace(one, beside=[], warm_beside=[], warm_call=0.5) for one in every]
     every[1] = replace(every[1], beside=ran)
@@ -289,11 +291,46 @@ def test_the_table_fits_and_its_notes_are_below_it(width: int) -> None:
     assert max(len(line.rstrip()) for line in lines) <= width and "\u2026" not in whole
     (inductor,) = [line for line in lines if "inductor" in line]
     (fxpool,) = [line for line in lines if "fxpool" in line]
-    assert "~" in inductor and "1 s*" in inductor and inductor.rstrip().endswith("1, 2, 3")
-    assert "~" not in fxpool and "1 s " in fxpool
+    assert "~" in inductor and "1.00 s*" in inductor and inductor.rstrip().endswith("1, 2, 3")
+    assert "~" not in fxpool and "1.00 s " in fxpool
     notes = report.footnotes(new)
     assert [mark for mark, _ in notes] == ["*", "~", "1", "2", "3"]
     assert dict(notes)["1"] == "clocks changed: wait" and "inductor ran" in dict(notes)["3"]
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_no_figure_is_broken_in_narrow_tables(width: int) -> None:
+    names = ("eager", "inductor", "fxpool")
+    runs = [Run("scaled_dot_product", mode, name) for mode in ("inference", "training") for name in names]
+    new: dict[Run, Record] = {}
+    old: dict[Run, Record] = {}
+    for number, run in enumerate(runs):
+        for records, median in ((new, 23.4e-3), (old, 36e-3)):
+            samples = noisy(median, number, 0.5)
+            measured = {"median": median, "samples": samples, "remarks": ["calls vary: wait"]}
+            records[run] = Record(run, "done", first_call=19.5, measured=measured, beside=["more ran"])
+    changed = report.changes(old, new, 0.02)
+    for table, ratios in ((report.table(new, width), 4), (report.change_table(changed, width), 6)):
+        console = Console(file=io.StringIO(), width=width)
+        console.print(table)
+        assert isinstance(console.file, io.StringIO)
+        lines = [line.rstrip() for line in console.file.getvalue().splitlines()]
+        text = "\n".join(lines)
+        assert max(map(len, lines)) <= width and "\u2026" not in text
+        assert text.count("inference") == text.count("training") == 3
+        assert len(re.findall(r"\d\.\d\d \(\d\.\d\d-\d\.\d\d\)", text)) == ratios
+
+
+def test_the_text_on_a_failure_has_the_line_of_the_program() -> None:
+    reason = (
+        "ValueError: no\nTraceback (most recent call last):\n"
+        + '  File "child.py", line 3, in _run\n    harness()\n' * 5
+    )
+    reason += '  File "mine.py", line 8, in forward\n    raise ValueError("no")\n    ^^^^^^\nValueError: no'
+    lines = bench._failed("a/training/fxpool", "failed", reason, 80).splitlines()
+    assert lines[0] == "a/training/fxpool: failed: ValueError: no" and len(lines) == bench._LINES
+    assert lines[-3:] == ['    File "mine.py", line 8, in forward', '      raise ValueError("no")', "  ValueError: no"]
+    assert max(map(len, bench._failed("a", "failed", "word " * 40, 60).splitlines())) <= 60
 
 
 def test_seconds_of_parts_are_added() -> None:

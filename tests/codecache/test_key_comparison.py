@@ -230,3 +230,11 @@ def test_long_values_stay_different() -> None:
     first, second = (described(graph(), configuration=each) for each in options)
     (difference,) = comparison.differences(side(first), side(second))
     assert difference.item == "inductor.text" and difference.before != difference.after
+
+
+def test_digests_are_cut_and_short_names_are_not() -> None:
+    one, other = (described(graph(), system={"fxpool_files": two * 32, "triton": two * 19}) for two in ("7a", "6c"))
+    assert found(one, other) == [
+        "system: fxpool_files: '7a7a7a7a7a7a' -> '6c6c6c6c6c6c'",
+        f"system: triton: '{'7a' * 19}' -> '{'6c' * 19}'",
+    ]

@@ -119,7 +119,9 @@ def test_the_types_name_each_item_of_the_results() -> None:
 def test_background_graphs_in_a_terminal() -> None:
     first, head, row = repr(ShownGraphs([GRAPH])).splitlines()
     assert first == "graphs compiled in the background: failed 1"
-    assert row.startswith(f"graph 0 {EVIL}  failed  eager  3") and row.endswith(f"KilledError: {EVIL}")
+    assert row.startswith(f"graph 0 {EVIL}  failed  eager            3               0  ") and row.endswith(
+        f"KilledError: {EVIL}"
+    )
     assert head.index("error") == row.index("KilledError")
     assert repr(fxpool.wait()) == "graphs compiled in the background: none"
     assert "the first 20:" in repr(ShownGraphs([GRAPH] * 30)) and len(repr(ShownGraphs([GRAPH] * 30)).split("\n")) == 22
@@ -133,12 +135,14 @@ def test_a_comparison_says_which_side_is_this_graph() -> None:
         "  equal: inputs",
     ]
     unnamed = Comparison("2a74" * 16, "2316" * 16, "f", "g", (), ())
-    assert str(unnamed).splitlines() == ["2a742a742a74  f", "231623162316  g", "  nothing else differs"]
+    assert str(unnamed).splitlines() == ["2a742a742a74  f", "231623162316  g", "  only the function differs"]
 
 
 def test_tables_have_aligned_columns() -> None:
     assert markup.text_table(("a", "b"), [("long", "x"), ("y", "")]) == "a     b\nlong  x\ny"
     assert markup.text_table((), []) == ""
+    assert markup.text_table(("a", "n"), [("x", "10"), ("y", "5")], ("n",)) == "a   n\nx  10\ny   5"
+    assert markup.grid(("a", "n"), [("x", "10")], ("n",)).count("text-align:right") == 2
 
 
 def test_results_of_a_suite_are_read_for_a_notebook(tmp_path: Path) -> None:
@@ -148,6 +152,36 @@ def test_results_of_a_suite_are_read_for_a_notebook(tmp_path: Path) -> None:
     path.write_text(json.dumps({"format": 1, "suite": "mine"}) + "\n" + json.dumps(line) + "\n")
     found = report.read(path)
     assert repr(found).startswith("mine: 1 run; ") and re.search(r"^mlp +training +eager +500 ms", repr(found), re.M)
+
+
+def test_the_report_in_a_notebook_has_footnotes_and_the_order_of_its_suite(tmp_path: Path) -> None:
+    ended = [
+        ("b", "training", "fxpool"),
+        ("a", "dynamic", "other"),
+        ("b", "training", "eager"),
+        ("a", "dynamic", "eager"),
+    ]
+    lines: list[dict[str, Any]] = [{"format": 1, "suite": "mine", "cases": ["b", "a"]}]
+    for case, mode, backend in ended:
+        line = {"case": case, "mode": mode, "backend": backend, "repetition": 1, "state": "done", "first_call": 2.0}
+        lines.append(
+            line | {"measured": {"median": 0.5, "samples": [0.5], "remarks": ["calls vary: wait"]}, "beside": []}
+        )
+    path = tmp_path / "results.jsonl"
+    path.write_text("\n".join(map(json.dumps, lines)))
+    shown = repr(report.read(path))
+    rows = [tuple(row.split()[:3]) for row in shown.splitlines()[2:6]]
+    assert rows == [
+        ("b", "training", "eager"),
+        ("b", "training", "fxpool"),
+        ("a", "dynamic", "eager"),
+        ("a", "dynamic", "other"),
+    ]
+    assert shown.splitlines()[6:] == ["~  doubtful: see the notes of this row and of eager's", "1  calls vary: wait"]
+    html = _text(report.read(path)._repr_html_())
+    assert "doubtful: see" in html and html.endswith("1calls vary: wait")
+    path.write_text("\n".join(map(json.dumps, [{"format": 1, "suite": "mine"}, *lines[1:]])))
+    assert [row.split()[0] for row in repr(report.read(path)).splitlines()[2:6]] == ["b", "b", "a", "a"]
 
 
 def test_each_refusal_is_explained_by_its_own_warning() -> None:

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from fxpool.bench.measurement import samples
+from fxpool.bench.measurement import samples, timing
 
 
 def test_the_median_and_its_interval() -> None:
@@ -51,3 +51,10 @@ def test_drift_is_told_from_noise() -> None:
     slower = [value * (1.0 if number < 100 else 1.2) for number, value in enumerate(noise)]
     assert samples.drifts(slower) == pytest.approx(0.2, abs=0.03)
     assert samples.drifts([1.0, 2.0] * 2) == 0.0
+
+
+def test_a_drift_is_said_in_words() -> None:
+    said = [timing._compared(1 + drift) for drift in (93.08, 1.0, 0.25, 0.034, -0.034, -0.255)]
+    assert said == [
+        "94 times as long", "2 times as long", "25 % more time", "3.4 % more time", "3.4 % less time", "26 % less time"
+    ]  # fmt: skip

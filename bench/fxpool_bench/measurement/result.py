@@ -50,7 +50,8 @@ class Measurement:
         return (self.high - self.low) / 2 / self.median if self.median else 0.0
 
     def __str__(self) -> str:
-        text = f"{_time(self.median)} ({_time(self.low)} - {_time(self.high)}, {len(self.samples)} x {self.calls} calls"
+        calls = quantities.counted(self.calls, "call")
+        text = f"{_time(self.median)} ({_time(self.low)} - {_time(self.high)}, {len(self.samples)} x {calls}"
         return f"{text}; {'; '.join(self.remarks)})" if self.remarks else f"{text})"
 
     __repr__ = __str__
@@ -88,5 +89,5 @@ class Measurement:
 def _time(seconds: float) -> str:
     for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
         if seconds >= size:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds / 1e-9:.3g} ns"
+            return f"{quantities.digits(seconds / size)} {unit}"
+    return f"{quantities.digits(seconds / 1e-9)} ns"

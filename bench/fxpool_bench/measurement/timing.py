@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from fxpool import quantities
 from fxpool.bench.measurement import clocks, exclusive, inputs, samples
 from fxpool.bench.measurement.result import Measurement
 from fxpool.torch_compat import nested
@@ -97,9 +98,8 @@ def measure(
     if not samples.enough(taken, precision, least):
         remarks.append(_imprecise(estimate, precision, seconds))
     if drift := samples.drifts(taken):
-        remarks.append(
-            f"later calls took {drift:+.1%}, as caches or clocks were still settling: raise warm_up={warm_up}"
-        )
+        took = _compared(1 + drift)
+        remarks.append(f"later calls took {took}, as caches or clocks were still settling: raise warm_up={warm_up}")
     return Measurement(
         samples=taken,
         median=estimate.median,
@@ -119,9 +119,18 @@ def measure(
 def _imprecise(estimate: samples.Estimate, precision: float, seconds: float) -> str:
     allow = f"allow more than seconds={seconds:g}"
     if math.isinf(estimate.precision):
-        return f"{estimate.count} samples are too few for an interval, as calls take long: {allow}"
-    wanted = f"not to the requested {precision:.1%}, as the calls' times vary"
-    return f"the median is known to {estimate.precision:.1%}, {wanted}: {allow}"
+        samples_are = "1 sample is" if estimate.count == 1 else f"{estimate.count} samples are"
+        return f"{samples_are} too few for an interval, as calls take long: {allow}"
+    wanted = f"not to the requested {quantities.percent(precision, 1)}, as the calls' times vary"
+    return f"the median is known to {quantities.percent(estimate.precision, 1)}, {wanted}: {allow}"
+
+
+def _compared(ratio: float) -> str:
+    """Format a ratio of times as ``25 % less time``, ``25 % more time`` or ``94 times as long``."""
+    if ratio >= 2:
+        return f"{ratio:.0f} times as long"
+    percent = abs(ratio - 1)
+    return f"{quantities.percent(percent, 1 if percent < 0.1 else 0)} {'less' if ratio < 1 else 'more'} time"
 
 
 def _turn(where: torch.device, alone: bool, patience: float) -> Any:
