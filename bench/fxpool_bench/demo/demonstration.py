@@ -71,11 +71,12 @@ def run_demo(console: Console, backends: Sequence[str] = ("fxpool", "inductor", 
             remedy="pip install 'fxpool[bench]'",
         )
     runs = plan(backends)
+    soft = not console.is_terminal  # a terminal would break the words of a long line
     console.print(
         f"{len(runs)} measurements, each in a new process with temporary caches: "
         f"{' and '.join(MODELS.values())} (2 layers, random weights, nothing is downloaded), "
         f"{' and '.join(WHATS.values())}, with {', '.join(backends)}.",
-        soft_wrap=True,
+        soft_wrap=soft,
     )
     started = time.monotonic()
     parts: dict[str, float] = {}
@@ -105,19 +106,19 @@ def run_demo(console: Console, backends: Sequence[str] = ("fxpool", "inductor", 
                     results.append((run, result))
                     say(f"first call {result['first_call_seconds']:.1f} s of the process's {took():.1f} s")
     console.print()
-    console.print(table(results))
+    console.print(table(results, console.width))
     console.print()
     console.print(
         "Seconds of the first call in a fresh process, including torch.compile(). cold: this graph was not compiled "
         "before; the first cold run of a backend also probes the compiler and the processor, and starts fxpool's "
         "server, which later runs use. eager: without compiling. Largest difference: from eager, over logits and "
         "gradients. torch and the models' code are imported before timing starts, for all backends.",
-        soft_wrap=True,
+        soft_wrap=soft,
     )
     total = time.monotonic() - started
     parts["the rest"] = total - sum(parts.values())
     said = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in parts.items() if seconds >= 0.5)
-    console.print(f"{total:.0f} s in total" + (f": {said}" if said else ""), highlight=False, soft_wrap=True)
+    console.print(f"{total:.0f} s in total" + (f": {said}" if said else ""), highlight=False, soft_wrap=soft)
     for failure in failures:
         console.print(f"\n[red]{escape(failure.message)}[/red]; the end of its output:")
         console.print(failure.output or "(none)", markup=False, highlight=False)
@@ -182,22 +183,24 @@ def _display(
             console.print(f"[{done + 1}/{total}] {what} ...", markup=False, highlight=False, soft_wrap=True)
             yield say
         done += 1
-        console.print(f"[{done}/{total}] {what}: {outcome}", markup=False, highlight=False, soft_wrap=True)
+        console.print(f"[{done}/{total}] {what}: {outcome}", markup=False, highlight=False, soft_wrap=progress is None)
 
     with progress or contextlib.nullcontext():
         yield step
 
 
-def table(results: Sequence[tuple[Run, Mapping[str, Any]]]) -> Table:
-    """Return the results as a table, one row per process."""
+def table(results: Sequence[tuple[Run, Mapping[str, Any]]], width: int = 80) -> Table:
+    """Return the results as a table, one row per process; without counts and differences if `width` is below 80."""
     # 80 columns in total, the width of an ordinary terminal; only the column "compiled" may wrap.
+    narrow = width < 80
     shown = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
     for name in ("model and step", "backend"):
         shown.add_column(name, no_wrap=True)
-    for name in ("first\ncall", "to in-\nductor", "hits", "misses"):
+    for name in ("first\ncall", "of\nstock", *(() if narrow else ("hits", "misses"))):
         shown.add_column(name, justify="right", no_wrap=True)
     shown.add_column("compiled")
-    shown.add_column("largest\ndiff.", justify="right", no_wrap=True)
+    if not narrow:
+        shown.add_column("largest\ndiff.", justify="right", no_wrap=True)
     rival = {
         (run.model, run.what, run.state): result["first_call_seconds"]
         for run, result in results
@@ -213,10 +216,9 @@ def table(results: Sequence[tuple[Run, Mapping[str, Any]]]) -> Table:
             f"{run.backend} {run.state}".strip(),
             f"{seconds:.2f} s",
             ratio,
-            str(stats.get("hits", "")),
-            str(stats.get("misses", "")),
+            *([] if narrow else [str(stats.get("hits", "")), str(stats.get("misses", ""))]),
             _where(result),
-            f"{result['difference']:.1e}",
+            *([] if narrow else [f"{result['difference']:.1e}"]),
         )
     return shown
 

@@ -57,15 +57,14 @@ def test_the_plan_has_every_combination_once_and_cold_before_warm() -> None:
 
 def test_the_table_shows_ratio_counts_and_where_it_was_compiled() -> None:
     warm = STATS | {"hits": 2, "misses": 0, "compiles": {"worker": 0, "in_process": 0}}
-    shown = demonstration.table(
-        [
-            (demonstration.Run("gpt2", "train", "fxpool", "cold"), result("fxpool", 5.0)),
-            (demonstration.Run("gpt2", "train", "fxpool", "warm"), result("fxpool", 1.0, stats=warm)),
-            (demonstration.Run("gpt2", "train", "inductor", "cold"), result("inductor", 20.0, graph_lowerings=2)),
-            (demonstration.Run("gpt2", "train", "inductor", "warm"), result("inductor", 4.0)),
-            (demonstration.Run("bert", "infer", "eager", ""), result("eager", 0.05, difference=0.0)),
-        ]
-    )
+    measured = [
+        (demonstration.Run("gpt2", "train", "fxpool", "cold"), result("fxpool", 5.0)),
+        (demonstration.Run("gpt2", "train", "fxpool", "warm"), result("fxpool", 1.0, stats=warm)),
+        (demonstration.Run("gpt2", "train", "inductor", "cold"), result("inductor", 20.0, graph_lowerings=2)),
+        (demonstration.Run("gpt2", "train", "inductor", "warm"), result("inductor", 4.0)),
+        (demonstration.Run("bert", "infer", "eager", ""), result("eager", 0.05, difference=0.0)),
+    ]
+    shown = demonstration.table(measured)
     assert list(zip(*(column.cells for column in shown.columns), strict=True)) == [
         ("GPT-2 training", "fxpool cold", "5.00 s", "0.25 x", "0", "2", "2 in a worker", "1.0e-06"),
         ("GPT-2 training", "fxpool warm", "1.00 s", "0.25 x", "2", "0", "from the cache", "1.0e-06"),
@@ -73,10 +72,11 @@ def test_the_table_shows_ratio_counts_and_where_it_was_compiled() -> None:
         ("GPT-2 training", "inductor warm", "4.00 s", "", "", "", "from its cache", "1.0e-06"),
         ("BERT inference", "eager", "0.05 s", "", "", "", "nothing", "0.0e+00"),
     ]
-    console = Console(file=io.StringIO(), width=80)
-    console.print(shown)
-    assert "from the cache" in said_to(console)
-    assert "…" not in said_to(console)
+    for width in (60, 80):
+        console = Console(file=io.StringIO(), width=width)
+        console.print(demonstration.table(measured, width))
+        assert "from the cache" in said_to(console) and "20.00 s" in said_to(console)
+        assert "…" not in said_to(console)
 
 
 def test_the_table_does_not_hide_what_was_lowered_in_the_process_or_why() -> None:
