@@ -267,7 +267,7 @@ def test_a_runner_that_is_ended_leaves_nothing_and_goes_on(
     again = bench(tmp_path, "--cases", "model,trained", "--jobs", "2")
     output, _ = again.communicate(timeout=120)
     assert again.returncode == 0, output
-    assert "1 of 2 runs are already done" in output and "trained/training/eager" in output
+    assert "already done: 1 of 2 runs" in output and "trained/training/eager" in output
     assert {run.case for run in recorded(tmp_path)} == {"model", "trained"}
 
 
@@ -283,10 +283,10 @@ def test_the_command_says_what_was_wrong(mine: suite.Suite, tmp_path: Path) -> N
     # What failed is there, too, and is tried again on request only.
     process = bench(tmp_path, "--cases", "fails,model")
     output, _ = process.communicate(timeout=120)
-    assert process.returncode == 1 and "2 of 2 runs are already done" in output
+    assert process.returncode == 1 and "already done: 2 of 2 runs" in output
     process = bench(tmp_path, "--cases", "fails,model", "--retry")
     output, _ = process.communicate(timeout=120)
-    assert "1 of 2 runs are already done" in output and "[2/2] fails" in output
+    assert "already done: 1 of 2 runs" in output and "[2/2] fails" in output
     process = bench(tmp_path, "--cases", "nothing")
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 2 and "unknown case 'nothing'" in output

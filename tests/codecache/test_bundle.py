@@ -169,7 +169,7 @@ def test_an_increment_without_its_base_is_refused(store: LocalStore, target: Loc
     first = bytes_of(store)
     add(store, 2)
     second = bytes_of(store, earlier_of(first))
-    with pytest.raises(BundleError, match="1 blobs that it builds on") as caught:
+    with pytest.raises(BundleError, match="1 blob that it builds on") as caught:
         bundle.restore_bytes(second, "second", target)
     assert caught.value.reason == "needs_earlier" and nothing_in(target)
     # Both in one call, in order: what the first brings counts.
