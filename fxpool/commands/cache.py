@@ -318,7 +318,7 @@ def cache_quarantine(key: str | None, release_all: bool, as_json: bool) -> None:
         return
     for record in records:
         if as_json:
-            click.echo(json.dumps(msgspec.to_builtins(record)))
+            click.echo(json.dumps(msgspec.structs.asdict(record)))
             continue
         what = quantities.one_line(f"{record.name}, {quantities.ago(record.when)}: {record.error}")
         click.echo(wrapped(f"{record.key[:SHORT]}  ", what, width()))

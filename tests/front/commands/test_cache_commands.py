@@ -190,6 +190,8 @@ def test_one_is_one(store: LocalStore) -> None:
         store.remove(entry.key)
     assert "1 entry, 3 blobs" in run("cache", "clear", input="n\n").output.replace(" and", ",")
     quarantine.add(store.root, "ab" * 32, label="g", error="it died", log=None, function="step, train.py:12")
+    row = json.loads(run("cache", "quarantine", "--json").output)
+    assert row["function"] == "step, train.py:12" and (row["log"], row["limit"], row["value"]) == ("", "", 0.0)
     assert "g, step, train.py:12, 0 s ago: it died" in " ".join(run("cache", "quarantine").output.split())
     assert run("cache", "quarantine", "--release", "ab").output == "released 1 graph\n"
 
