@@ -120,7 +120,8 @@ def written_to(code: types.CodeType, methods: frozenset[str]) -> Iterator[str]:
 
 
 _WRITES = (dis.opmap["STORE_SUBSCR"], dis.opmap["DELETE_SUBSCR"])
-_OF_METHODS = tuple(dis.opmap[name] for name in ("LOAD_ATTR", "LOAD_METHOD") if name in dis.opmap)
+# From Python 3.12 on, LOAD_METHOD is in no code: its number does not fit into a byte.
+_OF_METHODS = tuple(dis.opmap[name] for name in ("LOAD_ATTR", "LOAD_METHOD") if dis.opmap.get(name, 256) < 256)
 
 
 def _positions(operations: bytes, opcode: int) -> Iterator[int]:

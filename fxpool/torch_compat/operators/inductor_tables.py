@@ -227,10 +227,10 @@ def _of_pass(place: str, matcher_pass: Any) -> Iterator[Entry]:
                 continue
             code = [value for value in vars(entry).values() if callable(value) or isinstance(value, types.MethodType)]
             theirs = tuple(value for value in code if not own_code.is_own(value))
-            pattern = _parts_of_pattern(entry.pattern)
-            if theirs or pattern.foreign or not own_code.is_own(entry):
+            foreign = _foreign_classes(entry.pattern)
+            if theirs or foreign or not own_code.is_own(entry):
                 name = f"pattern {place} {op} {_ADDRESS.sub('', str(target))} {position}"
-                yield Entry(name, (pattern.text, theirs, *pattern.foreign))
+                yield Entry(name, (_pattern_text(entry.pattern), theirs, *foreign))
             else:
                 _torchs[id(entry)] = entry
 
@@ -245,11 +245,13 @@ class Pattern(NamedTuple):
 def pattern_parts(value: Any) -> Pattern | None:
     """Return the parts of a pattern of Inductor's; None for other values."""
     expression = getattr(sys.modules.get("torch._inductor.pattern_matcher"), "PatternExpr", None)
-    return _parts_of_pattern(value) if expression is not None and isinstance(value, expression) else None
+    if expression is None or not isinstance(value, expression):
+        return None
+    return Pattern(_pattern_text(value), _foreign_classes(value))
 
 
-def _parts_of_pattern(pattern: Any) -> Pattern:
-    return Pattern(_ADDRESS.sub("", repr(pattern)), _foreign_classes(pattern))
+def _pattern_text(pattern: Any) -> str:
+    return _ADDRESS.sub("", repr(pattern))
 
 
 def _foreign_classes(pattern: Any) -> list[Any]:
