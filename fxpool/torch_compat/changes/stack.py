@@ -103,11 +103,13 @@ def written_to(code: types.CodeType, methods: frozenset[str]) -> Iterator[str]:
     """Yield the last names of containers of which code sets or deletes an item, or calls one of `methods`."""
     content = code.co_code
     operations = content[::2]
-    for opcode in _WRITES:
+    for opcode, keys in _WRITES.items():
         for index in _positions(operations, opcode):
-            container = _before(content, _begin_of(content, index - 1))  # ahead of the key's expression
+            container = index - 1
+            for _ in range(keys):
+                container = _ahead_of(content, container)
             while container > 0 and _is_subscription(content, container):
-                container = _before(content, _begin_of(content, container - 1))
+                container = _ahead_of(content, container - 1)
             if name := _name_at(code, content, container):
                 yield name
     if not methods.isdisjoint(code.co_names):
@@ -119,7 +121,12 @@ def written_to(code: types.CodeType, methods: frozenset[str]) -> Iterator[str]:
                     yield name
 
 
-_WRITES = (dis.opmap["STORE_SUBSCR"], dis.opmap["DELETE_SUBSCR"])
+# Instruction -> how many values, such as a key, come after the container. Python 3.12 has one for slices.
+_WRITES = {
+    dis.opmap[name]: keys
+    for name, keys in (("STORE_SUBSCR", 1), ("DELETE_SUBSCR", 1), ("STORE_SLICE", 2))
+    if name in dis.opmap
+}
 # From Python 3.12 on, LOAD_METHOD is in no code: its number does not fit into a byte.
 _OF_METHODS = tuple(dis.opmap[name] for name in ("LOAD_ATTR", "LOAD_METHOD") if dis.opmap.get(name, 256) < 256)
 
@@ -145,16 +152,20 @@ def _name_at(code: types.CodeType, content: bytes, index: int) -> str:
     return code.co_names[_argument(content, index) >> shift] if shift is not None else ""
 
 
-def _begin_of(content: bytes, last: int) -> int:
-    """Return the index of the first of the instructions of straight code whose value the one at `last` leaves."""
+def _ahead_of(content: bytes, last: int) -> int:
+    """Return the index of the instruction before those of straight code whose value the one at `last` leaves.
+
+    An instruction may load two values, as of two local variables in Python 3.13: then the value before theirs is the
+    same instruction's, and the result is its index.
+    """
     height = 0
     for index in range(last, -1, -1):
         opcode = content[2 * index]
         if opcode not in (_CACHE, _EXTENDED):
             height += _effect(_NAMES[opcode], _argument(content, index))
             if height >= 1:
-                return index
-    return 0
+                return index if height > 1 else _before(content, index)
+    return -1
 
 
 def _is_subscription(content: bytes, index: int) -> bool:

@@ -28,6 +28,7 @@ FROZEN = frozenset({math.sin, 3})
 KEYED = OrderedDict({"a": math.sin})
 PAIR = (math.sin, 1)
 CHOSEN = [math.sin if operator else 1, 2 if math == operator else 3]
+LAST = 0  # of the last statement, Python 3.12 compiles branches to the end of the module
 """
 
 

@@ -44,6 +44,12 @@ def function(x, y=5, *, z=(1, 2)):
     SET_ITEM[x] = y
     del DELETED[x]
     self.table[x][1] = 2
+    for first, second in PAIRS:
+        x = first[second]
+        first[second] = x
+        first[second], x[first] = OTHERS[x], y
+    cls.sliced[:] = [one for one in x]
+    cls.cut[x:] = y
     APPENDED.append(x)
     module.EXTENDED.extend(x)
     TABLE.update(x)
@@ -85,6 +91,5 @@ def test_other_pythons_read_the_same(version: str) -> None:
         pytest.skip(f"no Python {version} here")
     read = facts(path)
     assert read == facts(sys.executable)
-    assert read["written"] == [
-        ["NUMBER"], ["attribute"], ["APPENDED", "DELETED", "EXTENDED", "SET_ITEM", "TABLE", "items", "table"],
-    ]  # fmt: skip
+    containers = ["APPENDED", "DELETED", "EXTENDED", "SET_ITEM", "TABLE", "cut", "items", "sliced", "table"]
+    assert read["written"] == [["NUMBER"], ["attribute"], containers]
