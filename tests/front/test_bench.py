@@ -43,7 +43,8 @@ def test_rows_are_chosen_by_name(bench: Any) -> None:
     assert {row.id for row in bench.rows.select("s1, S7")} == {"S1", "S7"}
     for names in ("S1,S99", ""):
         with pytest.raises(
-            ValueError, match=r"known: S1, S2, S3, S4, S5, S6, S7, S8, S9, S10, S11, S14, S15, R3, R10, home, ready"
+            ValueError,
+            match=r"known: S1, S2, S3, S4, S5, S6, S7, S8, S9, S10, S11, S14, S15, S16, R3, R10, home, ready",
         ):
             bench.rows.select(names)
 
