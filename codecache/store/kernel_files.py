@@ -69,7 +69,7 @@ class KernelFiles:
             return
         packed = zstandard.ZstdCompressor(level=1).compress(content)
         try:
-            self._store.check()
+            self._store.prepare_root()
             write_private(self._path(parts), hashlib.sha256(packed).digest() + packed, synced=False)
         except StoreError as error:
             self._failed = True

@@ -114,7 +114,7 @@ class LocalStore:
         if not is_hex_digest(entry.key):
             raise ValueError(f"{entry.key!r} is not a key: a key is a lower-case sha256")
         try:
-            self._prepare_root()
+            self.prepare_root()
             references = {role: self._put_blob(content) for role, content in blobs.items()}
             entry = msgspec.structs.replace(entry, blobs={**entry.blobs, **references})
             write_private(layout.entry_path(self.root, entry.key, entry.name), encode_entry(entry))
@@ -149,7 +149,7 @@ class LocalStore:
     def put_blob(self, content: bytes) -> BlobRef:
         """Store one blob, for an entry that will name it. Raises StoreError."""
         try:
-            self._prepare_root()
+            self.prepare_root()
             return self._put_blob(content)
         except StoreError as error:
             with self._lock:
@@ -409,7 +409,8 @@ class LocalStore:
         """Return whether this store was in a scratch directory that was removed."""
         return os.path.basename(self.root) == FRESH and not os.path.isdir(os.path.dirname(self.root))
 
-    def _prepare_root(self) -> None:
+    def prepare_root(self) -> None:
+        """Create the directory if it is missing. Raises StoreError if it must not be created, or may not be used."""
         if self.is_over():
             raise StoreError(f"{self.root} is in a scratch directory that was removed")
         try:

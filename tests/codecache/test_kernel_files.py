@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from fxpool.codecache.store import collector, contents
 from fxpool.codecache.store.bounds import Bounds
 from fxpool.codecache.store.entry import Component, Entry
 from fxpool.codecache.store.kernel_files import KernelFiles, conditions
-from fxpool.codecache.store.store import LocalStore
+from fxpool.codecache.store.store import FRESH, LocalStore
 
 
 @pytest.fixture
@@ -94,6 +95,17 @@ def test_a_store_that_cannot_be_written_to_costs_one_try(store: LocalStore, file
     Path(store.root, "kernels").unlink()
     files.keep(b"code", "kernel", "1")
     assert files.find("kernel", "1") is None, "nothing is tried again for this graph"
+
+
+def test_a_scratch_directory_that_was_removed_stays_removed(tmp_path: Path) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir(mode=0o700)
+    files = KernelFiles(LocalStore(str(scratch / FRESH)), "conditions")
+    files.keep(b"code", "kernel", "1")
+    assert files.find("kernel", "1") == b"code"
+    shutil.rmtree(scratch)
+    files.keep(b"code", "kernel", "2")
+    assert not scratch.exists() and files.find("kernel", "1") is None
 
 
 def test_they_are_measured_and_cleared(store: LocalStore, files: KernelFiles) -> None:
