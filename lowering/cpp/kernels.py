@@ -10,8 +10,8 @@ still being generated, and the forward's kernels while the backward is lowered.
                                           └▶ compiled for an earlier graph ─▲
 
 The object of a unit is stored under each of its kernels (`Linking.keep`), so that a graph that changed in one place
-compiles only its new kernels. A stored object brings all of its kernels: one that has a kernel of
-another object of the library is not used.
+compiles only its new kernels. A stored object brings all of its kernels: one that has a kernel of another object of the
+library is not used.
 
 If the compiler rejects a unit, its kernels are compiled one by one, and a kernel that is rejected again is compiled
 without its namespace.

@@ -221,9 +221,9 @@ class _Examined:
         end = time.monotonic() + seconds
         own: set[int] = set()
         left = [space for space in self.spaces if not space.is_examined]
-        for number, space in enumerate(left):
+        for space in left:
             if time.monotonic() > end:
-                return number < len(left)
+                return True
             space.examine(own, sources)
         return False
 
