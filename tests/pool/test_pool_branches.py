@@ -125,6 +125,17 @@ def test_a_file_that_was_read_must_be_the_same(client: PoolClient, site: Place, 
     assert calls(site, "reads") == 2
 
 
+def test_the_servers_log_names_files_and_no_values(client: PoolClient, site: Place) -> None:
+    text = site.mark("mark.txt")
+    for content in ("planted content", "planted other"):
+        text.write_text(content)
+        _age()
+        look(client, site, "reads", payload=b"planted input", environment={"GIVEN": "planted value"})
+    look(client, site, "raises", environment={"GIVEN": "planted value"})
+    (log,) = site.runtime.glob("**/server.log")
+    assert str(text) in log.read_text() and "planted" not in log.read_text()
+
+
 def test_a_module_is_its_source_although_a_compiled_one_is_loaded(client: PoolClient, site: Place) -> None:
     module = site.mark("mark-modules") / "mark_module.py"
     module.parent.mkdir()

@@ -18,6 +18,7 @@ from click.testing import CliRunner
 from dashboard_place import Place, fill, place, pool
 
 from fxpool.commands.main import main
+from fxpool.commands.output import Listen
 from fxpool.dashboard import metrics
 from fxpool.errors import MissingExtraError, WorkerDiedError
 from fxpool.pool import JobSpec
@@ -136,3 +137,9 @@ def test_where_to_listen_is_checked(value: str) -> None:
     assert result.exit_code == 2 and "is not a port" in result.output
     result = CliRunner().invoke(main, ["serve", "--detach", "--metrics", "9000"])
     assert result.exit_code == 2 and "--detach" in result.output
+
+
+def test_a_port_is_of_this_machine_only_unless_an_address_is_given() -> None:
+    assert Listen().convert("9464", None, None) == ("127.0.0.1", 9464)
+    assert Listen().convert("10.0.0.7:9464", None, None) == ("10.0.0.7", 9464)
+    assert Listen().convert("[::1]:9464", None, None) == ("::1", 9464)
