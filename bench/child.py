@@ -24,10 +24,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from fxpool.bench.demo.child import SIZES, LoweringCounter, build, measure
 from fxpool.pool import JobSpec
 
 WARM_UP = 20  # calls; guards, allocator and threads have settled by then
+QUIET_SECONDS, WARM_SECONDS = 0.5, 120.0  # in which a warm zygote uses no processor time; within which it is warm
 TOTAL_SECONDS, PRECISION = 4.0, 1e-3
 
 
@@ -131,8 +134,13 @@ def wait_for_server() -> None:
 
     pool = runtime.pool()
     pool.start(wait=True)
-    time.sleep(0.5)  # an idle zygote starts to warm up
-    pool.submit("builtins:bytes", b"", JobSpec(label="nothing")).result()  # answered when it is warm
+    pool.submit("builtins:bytes", b"", JobSpec(label="nothing")).result()
+    zygote = psutil.Process(pool.status()["zygote"]["pid"])
+    # It warms up step by step whenever it is idle, and then uses no more processor time.
+    used, until = -1.0, time.monotonic() + WARM_SECONDS
+    while (now := sum(zygote.cpu_times()[:2])) > used + 0.02 and time.monotonic() < until:
+        used = now
+        time.sleep(QUIET_SECONDS)
 
 
 def hit() -> dict[str, Any]:

@@ -37,7 +37,7 @@ _PRELOAD = ("fxpool.lowering.worker.jobs:import_compiler",)
 # Tasks of an idle zygote, the most useful first.
 _IDLE = ",".join(
     f"fxpool.lowering.worker.warmup:{name}"
-    # Compiles import more of torch, and register patterns.
+    # Compiles import more of torch and register patterns, so what they added is examined at the end.
     for name in ("warm", "examine_torch", "warm_up_devices", "warm_up", "warm_up_training", "examine_torch")
 )
 

@@ -104,8 +104,9 @@ class Object:
 
 
 class Linking:
-    """Builds the library of one graph. `toolchain_dir` is the directory of the precompiled header, `stored` has the
-    kernels of earlier graphs.
+    """Builds the library of one graph.
+
+    `toolchain_dir` is the directory of the precompiled header, `stored` has the kernels of earlier graphs.
 
     If the header is missing, `patient` compiles it first, which takes longer than compiling this graph without it.
     Otherwise the kernels compile without it, and `without_header` is set.
