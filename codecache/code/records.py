@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import reprlib
 import types
 from typing import Any
 
@@ -33,5 +34,15 @@ _OF_A_DATACLASS = frozenset(
 def _is_generated(value: Any) -> bool:
     if type(value) is not types.FunctionType:
         return True
-    path = value.__code__.co_filename
-    return path == "<string>" or path == dataclasses.__file__
+    code = value.__code__
+    if code.co_filename == "<string>":
+        # Not the code of `python -c`. Python 3.10 has no such names, and only there each method is a text by itself.
+        of = getattr(code, "co_qualname", "" if code.co_firstlineno != 2 else _MAKER)
+        return of.startswith(_MAKER)
+    if code.co_filename == reprlib.__file__:  # Python 3.13 wraps the generated `__repr__` with it
+        return all(_is_generated(cell.cell_contents) for cell in value.__closure__ or ())
+    return code.co_filename == dataclasses.__file__
+
+
+# `dataclasses` writes a function around a class's methods, and runs it.
+_MAKER = "__create_fn__.<locals>."

@@ -229,7 +229,7 @@ def _said(source: str, status: int) -> tuple[list[str], list[str]]:
     """Return the headers that the compiler read for a source, and the directories in which it searched headers."""
     said = _text(f"{source}.err")
     if status != 0:
-        complaint = next((line for line in said.splitlines() if "error" in line), f"it ended with {status}")
+        complaint = next((line for line in said.splitlines() if "error:" in line), f"it ended with {status}")
         raise UnlistedError(f"the compiler does not list headers: {complaint}")
     read = prerequisites(_text(f"{source}.d"))
     searched = _SEARCHED.search(said)

@@ -45,15 +45,18 @@ def require(devices: set[str]) -> None:
         raise NoHalideError()
 
 
-def key_facts(root: str | None = None, *, headers: bool = True, package: bool = False) -> dict[str, Any]:
+def key_facts(
+    root: str | None = None, *, headers: bool = True, package: bool = False, gpu: bool = False
+) -> dict[str, Any]:
     """Return `toolchain.key_facts` and, under `SOURCES`, facts about the compilers of other sources in use, if any.
 
-    Without `headers`, those that C++ includes are left out; with `package`, those of an exported program are included.
+    Without `headers`, those that C++ includes are left out; with `package`, those of an exported program are included,
+    and with `gpu` those that C++ for GPUs includes.
     Raises Bypass: a compiler's programs or the headers can't be identified.
     """
     from fxpool.torch_compat.cpp import included, source_compilers, source_kernels
 
-    kinds = included.in_use(package=package) if headers else ()
+    kinds = included.in_use(package=package, gpu=gpu) if headers else ()
     found: dict[str, Any] = dict(toolchain.key_facts(root, kinds))
     sources: dict[str, dict[str, str]] = {}
     for kind in source_compilers.in_use():

@@ -372,7 +372,8 @@ def _is_blind(traced: _Traced, state: ambient.AmbientState, code: program_code.P
 
 
 def _toolchain(traced: _Traced, request: CompileRequest, *, headers: bool = True) -> dict[str, Any]:
-    return source_toolchain.key_facts(request.toolchain_dir, headers=headers, package=traced.level == PACKAGE)
+    package = traced.level == PACKAGE
+    return source_toolchain.key_facts(request.toolchain_dir, headers=headers, package=package, gpu=request.uses_gpu)
 
 
 def without_host(parts: dict[str, Any]) -> dict[str, Any]:

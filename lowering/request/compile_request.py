@@ -111,6 +111,11 @@ class CompileRequest:
     program: str | None = None
     keep_request: bool = False
 
+    @property
+    def uses_gpu(self) -> bool:
+        """Whether the graph is for CUDA devices of this host."""
+        return self.timing is not None
+
     def key_of(self, has_cpp: bool) -> GraphKey | None:
         """Return the key that an entry is published under; `has_cpp`: it contains C++ kernels."""
         return self.host_key if has_cpp and self.key is not None and self.host_key is not None else self.key

@@ -484,6 +484,7 @@ def _why_unkept(request: CompileRequest, has_cpp: bool, unlisted: Collection[str
         log.info("%s is not stored: its kernels include %s", request.label, ", ".join(sorted(unlisted)))
         return HEADERS_UNLISTED
     try:
-        return "" if key.holds("toolchain", source_toolchain.key_facts(request.toolchain_dir)) else COMPILER_CHANGED
+        facts = source_toolchain.key_facts(request.toolchain_dir, gpu=request.uses_gpu)
+        return "" if key.holds("toolchain", facts) else COMPILER_CHANGED
     except Bypass:
         return COMPILER_CHANGED

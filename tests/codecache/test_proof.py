@@ -63,11 +63,11 @@ def f(x, y=1):
 """
 
 
-def load(source: str, name: str = "a_user_module") -> types.ModuleType:
+def load(source: str, name: str = "a_user_module", file: str = "/tmp/a_user_module.py") -> types.ModuleType:
     module = types.ModuleType(name)
     sys.modules[name] = module
     try:
-        exec(compile(textwrap.dedent(source), f"/tmp/{name}.py", "exec"), module.__dict__)
+        exec(compile(textwrap.dedent(source), file, "exec"), module.__dict__)
     finally:
         del sys.modules[name]
     return module
@@ -272,6 +272,19 @@ def test_what_is_not_proven_is_refused_by_name(name: str) -> None:
 def test_the_error_says_which_references_lead_there() -> None:
     with pytest.raises(UnprovenError, match=r"list of K of a_user_module\.g of g of a_user_module\.f"):
         digest("K = []\ndef g(): return K\ndef f(): return g()")
+
+
+@pytest.mark.parametrize("method", ["__eq__(self, other): return K", "__repr__(self): return 'D'"])
+@pytest.mark.parametrize("decorator", ["", "@reprlib.recursive_repr()"])
+def test_methods_of_a_program_in_a_text_are_not_those_of_dataclasses(method: str, decorator: str) -> None:
+    """The code of `python -c` is in a file of the name that generated methods have."""
+    source = (
+        "import dataclasses, reprlib\n@dataclasses.dataclass(frozen=True, eq=False, repr=False)\nclass D:\n"
+        "    a: int = 1\n{}\nK = D()\ndef f(): return K.a"
+    )
+    digest_of(load(source.format(""), file="<string>").f)
+    with pytest.raises(UnprovenError, match="D of K"):
+        digest_of(load(source.format(f"    {decorator}\n    def {method}"), file="<string>").f)
 
 
 def test_a_builtin_that_the_program_replaced_is_the_program_s(monkeypatch: pytest.MonkeyPatch) -> None:

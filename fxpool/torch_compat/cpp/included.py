@@ -80,11 +80,14 @@ _OPTIONS = (
 )  # fmt: skip
 
 
-def in_use(*, package: bool = False) -> list[Kind]:
-    """Return the kinds of sources that Inductor may generate as configured; `package`: for an exported program."""
+def in_use(*, package: bool = False, gpu: bool = True) -> list[Kind]:
+    """Return the kinds of sources that Inductor may generate as configured; `package`: for an exported program.
+
+    Without `gpu`, for a graph on the CPU: the toolkit whose headers the others include may not be installed.
+    """
     from torch._inductor import config
 
-    devices = ("cpu", "cuda") if torch.version.cuda or torch.version.hip else ("cpu",)
+    devices = ("cpu", "cuda") if torch.version.hip or (gpu and torch.version.cuda) else ("cpu",)
     names = [name for name, wanted in (("wrapper", config.cpp_wrapper), ("package", package)) if wanted]
     return [KERNELS, *(Kind(name, device) for name in names for device in devices)]
 
