@@ -11,6 +11,7 @@ eviction          decides what a directory over its limits loses
 collector         scans the directory and removes what eviction chose
 pace              yields to other threads during long work
 listing           lists entries repeatedly, for the dashboard
+parts             the files and directories of a cache directory that are fxpool's
 contents          measures a directory by kind of file; clears it
 host_statistics   counts of all processes with this directory, by day
 quarantine        graphs that killed workers, and the limits they exceeded

@@ -26,6 +26,7 @@ from collections.abc import Collection
 import msgspec
 
 from fxpool import config, directories, forks
+from fxpool.codecache.store import parts
 from fxpool.errors import CorruptEntryError, StoreError, UnsafeDirectoryError
 
 TEMPORARY_PREFIX = ".tmp-"
@@ -33,9 +34,6 @@ TEMPORARY_PREFIX = ".tmp-"
 TEMPORARY_MAX_AGE = 3600.0
 
 _BLOB_NAME = re.compile(r"([0-9a-f]{64})-([0-9]{1,15})\Z")
-# fxpool's directories in a cache directory: see `contents.py`. Others may be the user's.
-_PARTS = ("entries", "blobs", "toolchain", "lowered", "kernels", "failed", "slower", "quarantine", "pending", "stats",
-          "aside", "index")  # fmt: skip
 # Errors of a directory that a concurrent clear has removed: worth another try.
 _VANISHED = (errno.ENOENT, errno.ESTALE)
 _ATTEMPTS = 20
@@ -263,7 +261,7 @@ def check_directory(
     if not stat.S_ISDIR(status.st_mode):
         raise UnsafeDirectoryError(f"the {what} {path} is not a directory", remedy=f"set {setting} to a directory")
     _check_owner(real, status, owners, f"the {what} {path}", setting)
-    for name in _PARTS:
+    for name in parts.DIRECTORIES:
         part = os.path.join(real, name)
         try:
             status = os.stat(part)

@@ -1,17 +1,7 @@
 """Measures the disk usage of a cache directory by kind of file; clears it, except for precompiled headers in use.
 
-    entries, blobs                           see `store.py`
-    kernels                                  compiled kernels, see `kernel_files.py`
-    toolchain/headers                        precompiled headers, 150 MB each
-    toolchain/..., slower, failed, lowered   facts about compilers, CPUs and GPUs of hosts; about stages, levels, graphs
-    stats                                    counts of the host's processes, by day
-    quarantine                               graphs that killed workers, with the end of their workers' output
-    aside                                    files that failed verification
-    index                                    the sizes of all this, see `index.py`
-    pending                                  names of entries to upload, see `remote/pending.py`
-
-All other files are not fxpool's: they are counted, and never removed. A header that a process is compiling or including
-stays. Sizes are those of `du`: blocks, including those of directories; a file with several names counts once.
+`parts` lists fxpool's files; all others are counted, and never removed. A header that a process is compiling or
+including stays. Sizes are those of `du`: blocks, including those of directories; a file with several names counts once.
 """
 
 from __future__ import annotations
@@ -27,38 +17,14 @@ import filelock
 
 from fxpool.codecache.store.blobs import TEMPORARY_PREFIX, check_directory, write_error
 from fxpool.codecache.store.eviction import OtherFiles, Size
+from fxpool.codecache.store.parts import BLOBS, CLAIM, ENTRIES, FACTS, FOREIGN, HEADERS, KINDS, PARTS
 
-__all__ = ["CLAIM", "FOREIGN", "HEADERS", "KINDS", "Cleared", "Share", "clear", "measure", "others", "remove_other"]
+__all__ = [
+    "BLOBS", "CLAIM", "ENTRIES", "FOREIGN", "HEADERS", "KINDS", "Cleared", "Share", "clear", "measure", "others",
+    "remove_other",
+]  # fmt: skip
 
-ENTRIES, BLOBS, KERNELS, HEADERS = "entries", "blobs", "kernels", "precompiled headers"
-FACTS, QUARANTINE, ASIDE, INDEX, FOREIGN = "host facts", "quarantine", "set aside", "index", "not fxpool's"
-#: In the order of display.
-KINDS = (ENTRIES, BLOBS, KERNELS, HEADERS, FACTS, QUARANTINE, ASIDE, INDEX, FOREIGN)
-
-#: The file by which a process claims eviction.
-CLAIM = ".evicting"
-_TOP = {
-    "entries": ENTRIES,
-    "pending": FACTS,
-    "slower": FACTS,
-    "failed": FACTS,
-    "lowered": FACTS,
-    "kernels": KERNELS,
-    "blobs": BLOBS,
-    "toolchain": FACTS,
-    "quarantine": QUARANTINE,
-    "stats": FACTS,
-    "aside": ASIDE,
-    "index": INDEX,
-    ".swept": FACTS,
-    CLAIM: FACTS,
-}
 _HEADERS = os.path.join("toolchain", "headers")
-# Entries first, so that readers meet as few entries without blobs as possible.
-_ORDER = ("entries", "blobs", "aside", "quarantine", "slower", "failed", "lowered", "kernels", "pending", "stats",
-          "toolchain", "index", ".swept", CLAIM)  # fmt: skip
-# Over the limits, their files are evicted one by one. Files in `aside` are never served, so they go first.
-_RECORDS = {"failed": None, "slower": None, "lowered": None, "kernels": None, "aside": 0.0}
 _BUILDING = "building-"
 #: Seconds in which a compile that knows a header's name may still include it.
 _LATELY = 3600.0
@@ -112,7 +78,7 @@ def clear(root: str, *, everything: bool = False) -> Cleared:
         if not any(map(os.path.islink, (headers, os.path.dirname(headers)))):  # a link's target is not in `root`
             cleared.in_use = _clear_headers(headers, spare_text=not everything)
         names = [name for name in os.listdir(root) if name.startswith(TEMPORARY_PREFIX)]
-        for name in [*_ORDER, *names]:
+        for name in [*PARTS, *names]:
             _remove(os.path.join(root, name), spared=headers)
         after = measure(root)
         if everything:
@@ -143,9 +109,8 @@ def others(root: str) -> tuple[list[OtherFiles], Size]:
             is_file = not stat.S_ISDIR(status.st_mode)
             files += is_file
             size += _blocks(status)
-            if name in _RECORDS and is_file:
-                first = _RECORDS[name]
-                used = status.st_mtime if first is None else first
+            if is_file and name in PARTS and PARTS[name].evicted:
+                used = 0.0 if PARTS[name].never_served else status.st_mtime
                 found.append(OtherFiles(os.path.relpath(path, root), Size(1, _blocks(status)), used))
     found += _headers(root)
     return found, Size(files, size + sum(_blocks(status) for _, status in _itself(root)))
@@ -196,7 +161,9 @@ def _kind(relative: str) -> str:
     top = relative.split(os.sep, 1)[0]
     if relative == _HEADERS or relative.startswith(_HEADERS + os.sep):
         return HEADERS
-    return _TOP.get(top, FACTS if top.startswith(TEMPORARY_PREFIX) else FOREIGN)
+    if top in PARTS:
+        return PARTS[top].kind
+    return FACTS if top.startswith(TEMPORARY_PREFIX) else FOREIGN
 
 
 def _blocks(status: os.stat_result) -> int:

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from fxpool import directories, forks, notices
-from fxpool.codecache.store import layout
+from fxpool.codecache.store import layout, parts
 from fxpool.codecache.store.blobs import (
     BlobRef,
     StoreWriteError,
@@ -59,8 +59,6 @@ _SWEEP_INTERVAL = 3600.0
 _MAX_ASIDE = 64
 #: Name of a store in one of torch's scratch directories. It is not created again once that is removed.
 FRESH = "fxpool-fresh-cache"
-# Entries first, so that readers meet as few entries without blobs as possible.
-_CLEARED = ("entries", "blobs", "aside", "quarantine", "slower", "failed", "lowered", "kernels", "pending", "index")
 
 
 @dataclass(frozen=True)
@@ -367,7 +365,7 @@ class LocalStore:
         Does not disturb concurrent publishers.
         """
         self._check_root()
-        failures = [error for part in _CLEARED for error in layout.clear_tree(os.path.join(self.root, part))]
+        failures = [error for part in parts.CLEARED for error in layout.clear_tree(os.path.join(self.root, part))]
         if failures:
             raise write_error(f"cannot clear {self.root}", failures[0])
 

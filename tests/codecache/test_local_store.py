@@ -17,7 +17,7 @@ import msgspec
 import pytest
 
 from fxpool.codecache.store import blobs as blob_files
-from fxpool.codecache.store import contents
+from fxpool.codecache.store import parts
 from fxpool.codecache.store import store as store_module
 from fxpool.codecache.store.blobs import BlobRef, StoreWriteError, check_directory
 from fxpool.codecache.store.entry import Component, Entry, Metadata, OtherVersionError, decode_entry, encode_entry
@@ -313,7 +313,7 @@ def test_the_pile_of_damaged_files_is_bounded(store: LocalStore, monkeypatch: py
 # ---------------------------------------------------------------- others
 
 
-@pytest.mark.parametrize("part", sorted(name for name in contents._ORDER if not name.startswith(".")))
+@pytest.mark.parametrize("part", sorted(parts.DIRECTORIES))
 @pytest.mark.parametrize("mode", [0o777, 0o775, 0o1777])
 def test_a_directory_in_it_that_others_can_write_to_is_refused(store: LocalStore, part: str, mode: int) -> None:
     entry = store.publish(make_entry(), {"so": b"x"})
