@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from sources import ROOT
+from sources import ROOT, copy_checkout
 from tiers import first_tier
 
 README = (ROOT / "README.md").read_text()
@@ -27,11 +26,7 @@ def block(beginning: str) -> str:
 def checkout(tmp_path: Path) -> Path:
     """A copy of what a clone would have."""
     root = tmp_path / "checkout"
-    listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    for name in subprocess.run(listed, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split("\0"):
-        if name and os.path.lexists(ROOT / name):
-            (root / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, root / name, follow_symlinks=False)
+    copy_checkout(root)
     return root
 
 

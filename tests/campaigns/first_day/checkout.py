@@ -6,8 +6,8 @@ The checkout's `fxpool` folder is then ahead of the installed one on the program
 from __future__ import annotations
 
 import re
-import shutil
-from pathlib import Path
+
+from sources import ROOT, copy_checkout
 
 from .environment import Place
 from .row import WITNESS, Row
@@ -15,8 +15,6 @@ from .verdict import Run
 
 __all__ = ["ROWS", "quick", "said_by_quick"]
 
-REPOSITORY = Path(__file__).resolve().parents[3]
-_PARTS = ("fxpool", "pool", "lowering", "codecache", "bench", "pyproject.toml", "README.md", "LICENSE")
 # Without its dependencies and their download; into a directory, as another environment takes minutes.
 _INSTALL = (
     "{ [ -d {root}/installed ] || {python} -m pip install --quiet --disable-pip-version-check --no-deps "
@@ -37,22 +35,14 @@ def said_by_quick() -> list[str]:
 
 def _block(language: str) -> str:
     """Return README's block of a language about hits: the program, or its output."""
-    text = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
     (block,) = (code for name, code in blocks if name == language and "from the cache;" in code)
     return block
 
 
 def _copied(site: Place) -> None:
-    checkout = site.root / "checkout"
-    checkout.mkdir()
-    for name in _PARTS:
-        source, target = REPOSITORY / name, checkout / name
-        ignored = shutil.ignore_patterns("__pycache__")
-        if source.is_dir():
-            shutil.copytree(source, target, symlinks=True, ignore=ignored)
-        else:
-            shutil.copy(source, target)
+    copy_checkout(site.root / "checkout")
 
 
 def _as_in_readme(site: Place, run: Run) -> str:

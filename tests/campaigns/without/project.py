@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from harness.children import Children
+from sources import copy_checkout
 
 from .removals import Removal
 
-ROOT = Path(__file__).parents[3]
 LIMIT = 7200.0  # seconds for all tests of all rows
 
 
@@ -24,7 +23,7 @@ class Project:
     def __init__(self, place: Path) -> None:
         self.root = place / "project"
         self._children = Children()
-        self._copy()
+        copy_checkout(self.root)
         self.python = self.root / ".venv" / "bin" / "python"
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", self.root / ".venv"], check=True)
         below = [one for one in sys.path if Path(one).name in ("site-packages", "dist-packages")]
@@ -34,16 +33,6 @@ class Project:
             (self.root / ".venv" / "triton").symlink_to(triton)
         install = [self.python, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "-e", self.root]
         subprocess.run([*map(str, install)], check=True)
-
-    def _copy(self) -> None:
-        listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-        for name in subprocess.run(listed, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split("\0"):
-            if name and (ROOT / name).exists():
-                (self.root / name).parent.mkdir(parents=True, exist_ok=True)
-                if (ROOT / name).is_symlink():  # a room below fxpool/
-                    (self.root / name).symlink_to((ROOT / name).readlink())
-                else:
-                    shutil.copy2(ROOT / name, self.root / name)
 
     @contextlib.contextmanager
     def without(self, removal: Removal) -> Iterator[None]:

@@ -6,9 +6,9 @@ import ast
 from pathlib import Path
 
 import pytest
+from sources import ROOT
 
 from .__main__ import chosen
-from .project import ROOT
 from .removals import REMOVALS, Removal
 
 
