@@ -20,7 +20,7 @@ import mmap
 import socket
 import struct
 from collections import deque
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar
 
 import msgspec
 
@@ -75,7 +75,12 @@ def encode(message: msgspec.Struct, payload: Buffer = b"") -> list[Buffer]:
 @functools.cache
 def decoder_of(kinds: Any) -> msgspec.msgpack.Decoder[Any]:
     """Return the decoder for a union of messages. Cached: creating it takes milliseconds, and workers inherit it."""
-    return msgspec.msgpack.Decoder(kinds)
+    return msgspec.msgpack.Decoder(kinds, ext_hook=_refuse_extension)
+
+
+def _refuse_extension(code: int, data: memoryview) -> NoReturn:
+    """Refuse a MessagePack extension: no message has one, not even where its type allows any value."""
+    raise msgspec.ValidationError(f"unexpected extension type {code} with {len(data)} bytes")
 
 
 class FrameDecoder(Generic[M]):

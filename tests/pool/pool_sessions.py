@@ -166,6 +166,10 @@ def frames_of(session: bytes) -> list[bytes]:
     return frames
 
 
+def _extension(code: int, data: memoryview) -> Any:
+    raise ValueError(code)
+
+
 def reference(data: bytes, kinds: Any, cap: int) -> tuple[list[tuple[Any, bytes]], bool]:
     """(frames, whether the stream was refused): what `FrameDecoder` has to find, written down as plainly as can be."""
     found: list[tuple[Any, bytes]] = []
@@ -180,7 +184,7 @@ def reference(data: bytes, kinds: Any, cap: int) -> tuple[list[tuple[Any, bytes]
             break
         body = data[at + 20 : at + 20 + meta + payload]
         try:
-            found.append((msgspec.msgpack.decode(body[:meta], type=kinds), body[meta:]))
+            found.append((msgspec.msgpack.decode(body[:meta], type=kinds, ext_hook=_extension), body[meta:]))
         except Exception:
             return found, True
         at += 20 + meta + payload

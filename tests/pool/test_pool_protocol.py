@@ -167,6 +167,14 @@ def test_bodies_that_are_refused(body: object) -> None:
         decoder().feed(HEADER.pack(MAGIC, PROTOCOL_VERSION, 0, 0, len(meta), 0) + meta)
 
 
+def test_extensions_are_refused_even_among_any_values() -> None:
+    """A flipped bit makes one of a number, and nothing that prints facts or writes them as JSON expects it."""
+    meta = msgspec.msgpack.encode(m.Status(number=1, facts={"clients": [msgspec.msgpack.Ext(-51, b"x")]}))
+    client: FrameDecoder[m.ToClient] = FrameDecoder(m.ToClient)
+    with pytest.raises(ProtocolError, match="extension type -51"):
+        client.feed(HEADER.pack(MAGIC, PROTOCOL_VERSION, 0, 0, len(meta), 0) + meta)
+
+
 def test_senders_keep_to_the_cap() -> None:
     with pytest.raises(ProtocolError, match="maximum size"):
         encode(m.Submit(job=1, function="f:g", label="x" * (META_CAP + 1)))
