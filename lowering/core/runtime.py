@@ -13,6 +13,7 @@ The pool's modules are imported when the pool is first needed: a process with on
 
 from __future__ import annotations
 
+import collections
 import os
 import re
 import sys
@@ -33,6 +34,8 @@ __all__ = ["Part", "Runtime", "runtime"]
 
 log = notices.logger(__name__)
 
+# A process asks once for the host, and again for each of its first graphs that were compiled without the header.
+_ASKS_TO_PREPARE = 4
 _PRELOAD = ("fxpool.lowering.worker.jobs:import_compiler",)
 # Tasks of an idle zygote, the most useful first.
 _IDLE = ",".join(
@@ -64,7 +67,7 @@ class Runtime:
         self._pool_settings: tuple[Any, ...] = ()
         self._stores: dict[str, LocalStore | None] = {}
         self._bases: dict[str, LocalStore | None] = {}
-        self._prepared: set[str] = set()
+        self._prepared: collections.Counter[str] = collections.Counter()
         self._base_left = False  # the program has cleared its caches
         self._parts: dict[type, Any] = {}
         self._ahead = False  # the pool was started ahead and has not been used
@@ -164,13 +167,11 @@ class Runtime:
                 self._ahead = False
                 self.close()
 
-    def first_of_host(self, toolchain_dir: str) -> bool:
-        """Claim the probing of this host's tool chain. Returns True once per process and directory."""
+    def may_ask_to_prepare(self, toolchain_dir: str) -> bool:
+        """Return whether to ask (again) that this host's tool chain be probed: True a few times per directory."""
         with self._lock:
-            if toolchain_dir in self._prepared:
-                return False
-            self._prepared.add(toolchain_dir)
-            return True
+            self._prepared[toolchain_dir] += 1
+            return self._prepared[toolchain_dir] <= _ASKS_TO_PREPARE
 
     def close(self) -> None:
         """End this process's pool now. The next miss starts a new pool."""

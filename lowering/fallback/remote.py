@@ -268,13 +268,13 @@ def spec_of(request: CompileRequest) -> JobSpec:
 
 
 def _prepare_host(request: CompileRequest, payload: bytes) -> None:
-    """Have a worker probe this host's tool chain and precompile the header, once per process.
+    """Have a worker probe this host's tool chain and precompile the header.
 
-    The job has low priority and benefits later processes; this process does not wait for it. Processes that start
-    while it runs share the same job.
+    The job has low priority and benefits later graphs; this process does not wait for it. All processes share one job,
+    and each graph that went without asks again: that is how the pool learns that the job is worth a busy core.
     """
     toolchain_dir = request.toolchain_dir
-    if toolchain_dir is None or not host_facts.worth_preparing() or not runtime.first_of_host(toolchain_dir):
+    if toolchain_dir is None or not host_facts.worth_preparing() or not runtime.may_ask_to_prepare(toolchain_dir):
         return
     flags = {name: value for name, value in request.ambient.configuration["inductor"].items() if name[:3] in _OF_CPP}
     facts = repr((toolchain_dir, sorted(toolchain.toolchain_facts(toolchain_dir).items()), sorted(flags.items())))

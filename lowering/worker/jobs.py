@@ -6,7 +6,6 @@ client's process but the request.
 
 from __future__ import annotations
 
-import contextlib
 import os
 from concurrent.futures import Future
 
@@ -112,11 +111,10 @@ def compile_job(payload: bytes) -> bytes:
 def prepare_job(payload: bytes) -> bytes:
     """Job: probe the host's tool chain, and precompile the header.
 
-    The payload is the request of the host's first compile. The job uses only idle cores.
+    The payload is the request of the host's first compile. Where all cores are busy, the job takes a small share: with
+    none, a busy host would compile every graph without the header.
     """
-    os.nice(19)
-    with contextlib.suppress(OSError):  # a container may forbid it
-        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    os.nice(10)
     request = CompileRequest.load(payload)
     job = current_job()
     assert job is not None, "prepare_job runs in a pool"

@@ -23,9 +23,9 @@ Between `hold` and `go_on` no job starts and no slot is granted.
 it is next, it waits until no slot is held, and until it ends no other job starts and no slot is granted.
 
 A **spare** job is best effort. It has no owner, so it continues when its client leaves. It starts while most slots are
-free or, with few slots, when the server reports `quiet`: otherwise it would compete with its client's next jobs. One
-runs at a time, because it may release its slot and run on idle cores for long. It is given up if its worker cannot
-start. If too many are queued, the oldest is cancelled.
+free or, with few slots, when the server reports `quiet`: otherwise it would compete with its client's next jobs. Once
+several asks wait for it, those jobs need it, and any free slot will do. One runs at a time, because it may release its
+slot and run for long. It is given up if its worker cannot start. If too many are queued, the oldest is cancelled.
 
 Order: workers that want their slot back, then sub-jobs, then jobs. So a blocked worker, which holds memory, is served
 before a new worker is started. Among equals, a higher priority comes first, then the owner with the fewest slots, then
@@ -63,6 +63,8 @@ __all__ = ["Scheduler"]
 
 # With fewer slots, a job and its sub-jobs use all of them, and a best-effort job would compete for their cores.
 _MANY = 4
+# Asks for one best-effort job after which it does not wait for quiet: where jobs follow each other, there is none.
+_WANTED = 3
 # Best-effort jobs that may be queued; each holds its payload, and outlasts its client.
 _MOST_SPARE = 64
 
@@ -188,6 +190,8 @@ class Scheduler:
             known.asks[job] = owner
             known.priority, known.retries = max(known.priority, priority), max(known.retries, retries)
             self._asks[job] = known.job
+            if known.spare:
+                self._dispatch(actions)
             return actions
         elif flight is not None:
             self._flights[flight] = job
@@ -395,9 +399,10 @@ class Scheduler:
         queue = [self._jobs[number] for number in self._queue]
         if self._admitted is not None and self.begun >= self._admitted:
             queue = [job for job in queue if job.parent is not None]
-        busy = not self._quiet and (self.slots < _MANY or 2 * self.free < self.slots)
-        if busy or self._runs_spare():
+        if self._runs_spare():
             queue = [job for job in queue if not job.spare]
+        elif not self._quiet and (self.slots < _MANY or 2 * self.free < self.slots):
+            queue = [job for job in queue if not job.spare or len(job.asks) >= _WANTED]
         return min(queue, key=self._rank(), default=None)
 
     def _runs_spare(self) -> bool:

@@ -252,7 +252,7 @@ class JobContext:
     def in_the_background(self) -> contextlib.AbstractContextManager[None]:
         """Release the slot during a ``with`` block, for work that should not count against the slots.
 
-        The job must make sure that this work uses only otherwise idle cores (`os.nice`).
+        The job must make sure that this work yields to that of others (`os.nice`).
         """
         return self._link.slot_given_back()
 

@@ -41,6 +41,30 @@ def test_with_many_slots_it_begins_beside_others() -> None:
     assert scheduler.submit(4, Wishes(spare=True), owner="a") == []  # half of the slots are for those who wait
 
 
+@pytest.mark.parametrize("slots", [2, 4])
+def test_asked_for_several_times_it_takes_any_free_slot(slots: int) -> None:
+    """Small graphs that follow each other leave no quiet, and each of them could use what it makes."""
+    scheduler = ready(slots)
+    for number in range(slots - 1):
+        start(scheduler, 100 + number)
+    wish = Wishes(spare=True, flight="f")
+    assert [scheduler.submit(number, wish, owner=number) for number in (1, 2)] == [[], []]
+    (fork,) = scheduler.submit(3, wish, owner=3)
+    assert isinstance(fork, Fork) and fork.job == 1 and scheduler.free == 0
+    assert [scheduler.submit(number, Wishes(spare=True, flight="g"), owner=number) for number in (4, 5, 6)] == [[]] * 3
+
+
+def test_others_go_first_also_if_it_is_asked_for_several_times() -> None:
+    scheduler = ready(2)
+    workers = [start(scheduler, 100), start(scheduler, 101)]
+    for number in (1, 2, 3):
+        assert scheduler.submit(number, Wishes(spare=True, flight="f", priority=-1), owner="a") == []
+    assert scheduler.submit(102, owner="b") == []
+    scheduler.answered(workers[0], None)
+    forked = [action.job for action in scheduler.exited(workers[0], None) if isinstance(action, Fork)]
+    assert forked == [102]
+
+
 def test_it_goes_on_without_its_askers() -> None:
     scheduler = ready(4)
     (fork,) = scheduler.submit(1, Wishes(spare=True, flight="f"), owner="a")

@@ -21,7 +21,7 @@ from fxpool import config, failures
 from fxpool.codecache.key import headers, toolchain
 from fxpool.doctor import host as doctor
 from fxpool.doctor.findings import OK, Finding
-from fxpool.lowering.cpp import precompiled_header
+from fxpool.lowering.cpp import host_facts, precompiled_header
 from fxpool.torch_compat.cpp import commands, instruction_sets
 
 
@@ -208,3 +208,25 @@ def test_short_programs_come_by_it(tmp_path: Path) -> None:
     found = sorted(path.name for path in headers.iterdir() if not path.name.endswith(".lock"))
     stem = found[0].partition(".")[0]
     assert found == [f"{stem}.h", f"{stem}.h.gch", f"{stem}.json"]
+
+
+# Small graphs one after another, until the header is there or there were many.
+_FOLLOWING = """
+import glob, os, torch
+for number in range(24):
+    torch._dynamo.reset()
+    torch.compile(lambda x: (x + number).sin().sum(), backend="fxpool")(torch.randn(8))
+    if glob.glob(os.environ["FXPOOL_CACHE_DIR"] + "/toolchain/headers/*.json"):
+        break
+print(number + 1)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not host_facts.worth_preparing(), reason="one core compiles graphs, and no header beside them")
+def test_graphs_that_follow_each_other_get_it_too(tmp_path: Path) -> None:
+    """On two cores they leave no quiet in which a best-effort job would start."""
+    printed = run_python(
+        ["-c", _FOLLOWING], FXPOOL_CACHE_DIR=str(tmp_path / "c"), FXPOOL_POOL="embedded", FXPOOL_WORKERS="2"
+    )
+    assert 2 <= int(printed.split()[-1]) < 24
