@@ -51,6 +51,9 @@ def test_a_switch_off_that_is_said_once_with_a_remedy_is_right() -> None:
 def test_a_switch_off_is_said_once_and_with_a_remedy() -> None:
     twice = _run(_HERE, _SAID + "torch said something\n" + _SAID, lowerings=1)
     assert "2 warnings of 1 switched off" in _faults(twice, _run(_HIT), Expected(pool=None))[0]
+    both = {**_HERE, "switched_off": {"pool_unavailable": 1, "cache_directory_refused": 1}}
+    of_two = _run(both, _SAID + "torch said something\n" + _SAID, lowerings=1)
+    assert not _faults(of_two, _run(_HIT), Expected(pool=None, cache=None))
     mute = _run(_HERE, "fxpool compiles in this process\n", lowerings=1)
     assert "no remedy" in _faults(mute, _run(_HIT), Expected(pool=None))[0]
 
