@@ -106,7 +106,7 @@ class Settings:
     trace: Path | None
     """File for a trace of the run, for Perfetto or chrome://tracing."""
     defer_collections: bool
-    """Defer full garbage collections while Dynamo traces, with torch before 2.15, which does so itself."""
+    """Keep the program's objects out of full garbage collections while Dynamo traces. Torch 2.15 defers those."""
     untested_torch: bool
     """Try a torch newer than any that fxpool was tested with. Where it does not fit, Inductor compiles the graph."""
 

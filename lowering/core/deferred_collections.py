@@ -1,4 +1,4 @@
-"""Defers full garbage collections during compiles, unless that is switched off."""
+"""Keeps the program's objects out of full garbage collections during compiles, unless that is switched off."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["begin"]
 
 
 def begin() -> None:
-    """Defer them from now on. Idempotent."""
+    """Do so from now on. Idempotent."""
     full_collections.defer(_is_on)
 
 

@@ -63,7 +63,7 @@ __all__ = ["Scheduler"]
 
 # With fewer slots, a job and its sub-jobs use all of them, and a best-effort job would compete for their cores.
 _MANY = 4
-# Asks for one best-effort job after which it does not wait for quiet: where jobs follow each other, there is none.
+# A best-effort job with this many asks does not wait for quiet, which jobs in a row do not leave.
 _WANTED = 3
 # Best-effort jobs that may be queued; each holds its payload, and outlasts its client.
 _MOST_SPARE = 64

@@ -14,6 +14,6 @@ compile_times      torch's record of a compile in a worker, merged into the clie
 log_state          artifacts of torch's logs, and structured traces, of a compile in a worker
 precompile         support for compiled graphs in Dynamo's files
 standalone         graphs that are compiled without Dynamo
-full_collections   defers full garbage collections while Dynamo compiles
+full_collections   keeps the program's objects out of full garbage collections while Dynamo compiles
 backend_table      lets several threads register our backend at once
 """

@@ -1,7 +1,8 @@
-"""Defers full garbage collections while Dynamo compiles, as torch 2.15 and later do themselves.
+"""Keeps the program's objects out of full garbage collections while Dynamo compiles. Torch 2.15 and later defer them.
 
-Tracing makes many objects that live until it ends. A full collection during that time scans them, and all objects of
-the program, and frees little: without it, Dynamo takes 0.79 of the CPU time. Young objects are collected as ever.
+Tracing makes many objects that live until it ends, so that full collections are due. Each scans all objects of the
+program, and frees little. With those objects frozen, a collection scans only what the compile has made. Thresholds stay
+as they are: code that is traced may read them.
 """
 
 from __future__ import annotations
@@ -13,37 +14,34 @@ from torch._dynamo import callback, utils
 
 __all__ = ["defer"]
 
-# A threshold that no compile reaches.
-_NEVER = 1 << 30
-
 
 class _Deferral:
-    """The thresholds before the compile that runs, which `end` restores unless the program has set others."""
+    """Freezes the objects that exist when a compile begins, unless the program uses `gc.freeze` itself."""
 
     def __init__(self, wanted: Callable[[], bool]) -> None:
         self._wanted = wanted
-        self._before: tuple[int, int, int] | None = None
+        self._frozen = False
 
     def begin(self, _: object) -> None:
-        if self._before is None and self._wanted():
-            before = gc.get_threshold()
-            if before[2]:
-                self._before = before
-                gc.set_threshold(before[0], before[1], _NEVER)
+        collects = gc.isenabled() and gc.get_threshold()[2] > 0
+        if collects and not self._frozen and not gc.get_freeze_count() and self._wanted():
+            gc.collect(1)  # young garbage would have to wait for a full collection afterwards
+            gc.freeze()
+            self._frozen = True
 
     def end(self, _: object) -> None:
-        before, self._before = self._before, None
-        if before is not None and gc.get_threshold() == (before[0], before[1], _NEVER):
-            gc.set_threshold(*before)
+        if self._frozen:
+            self._frozen = False
+            gc.unfreeze()
 
 
 _deferral: _Deferral | None = None
 
 
 def defer(wanted: Callable[[], bool]) -> None:
-    """Defer full collections during this compile and all later ones for which `wanted` returns True. Idempotent.
+    """Do so during this compile and all later ones for which `wanted` returns True. Idempotent.
 
-    Nothing is done with a torch that does it.
+    Nothing is done with a torch that defers full collections.
     """
     global _deferral
     if _deferral is None and not hasattr(utils, "deferred_full_gc"):

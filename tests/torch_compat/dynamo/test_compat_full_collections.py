@@ -1,4 +1,4 @@
-"""Full collections wait while Dynamo compiles, and only then."""
+"""Full collections leave out the program's objects while Dynamo compiles, and only then."""
 
 from __future__ import annotations
 
@@ -24,15 +24,16 @@ def _as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     before = gc.get_threshold()
     yield
     gc.set_threshold(*before)
+    gc.unfreeze()
     torch._dynamo.reset()
 
 
-def compiled(during: Callable[[], None] = lambda: None) -> list[int]:
-    """Compile a function of two graphs; return the third threshold during each compile."""
+def compiled(during: Callable[[], None] = lambda: None) -> list[bool]:
+    """Compile a function of two graphs; return for each compile whether objects were frozen in it."""
     seen = []
 
     def backend(gm: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
-        seen.append(gc.get_threshold()[2])
+        seen.append(gc.get_freeze_count() > 1000)
         during()
         return gm.forward
 
@@ -45,49 +46,71 @@ def compiled(during: Callable[[], None] = lambda: None) -> list[int]:
     return seen
 
 
-def test_they_are_deferred_while_it_compiles() -> None:
+def test_objects_are_frozen_while_it_compiles() -> None:
     full_collections.defer(lambda: True)
     full_collections.defer(lambda: True)
-    gc.set_threshold(700, 10, 7)
-    assert compiled() == [full_collections._NEVER] * 2
-    assert gc.get_threshold() == (700, 10, 7)
+    assert compiled() == [True] * 2
+    assert not gc.get_freeze_count()
 
 
 def test_an_error_ends_it_too() -> None:
     full_collections.defer(lambda: True)
-    gc.set_threshold(700, 10, 7)
 
     def fail() -> None:
         raise ValueError("no backend")
 
     with pytest.raises(torch._dynamo.exc.BackendCompilerFailed):
         compiled(fail)
-    assert gc.get_threshold() == (700, 10, 7)
+    assert not gc.get_freeze_count()
 
 
-def test_thresholds_that_the_program_sets_stay() -> None:
+def test_code_that_is_traced_finds_its_thresholds() -> None:
+    """A program may compute with them, and its code runs while AOTAutograd traces it in the program's process."""
     full_collections.defer(lambda: True)
     gc.set_threshold(700, 10, 7)
+    found = []
+    compiled(lambda: found.append(gc.get_threshold()))
+    assert found == [(700, 10, 7)] * 2
     compiled(lambda: gc.set_threshold(500, 5, 5))
     assert gc.get_threshold() == (500, 5, 5)
 
 
+def test_what_the_program_froze_stays_frozen() -> None:
+    full_collections.defer(lambda: True)
+    gc.freeze()
+    frozen = gc.get_freeze_count()
+    compiled()
+    assert frozen - 1000 < gc.get_freeze_count() <= frozen
+
+
 @pytest.mark.parametrize(("wanted", "third"), [(False, 7), (True, 0)])
-def test_nothing_is_deferred_if_that_is_off_or_there_are_none(wanted: bool, third: int) -> None:
+def test_nothing_is_frozen_if_that_is_off_or_there_are_no_full_collections(wanted: bool, third: int) -> None:
     full_collections.defer(lambda: wanted)
     gc.set_threshold(700, 10, third)
-    assert compiled() == [third] * 2
-    assert gc.get_threshold() == (700, 10, third)
+    assert compiled() == [False] * 2
+
+
+def test_nothing_is_frozen_for_a_program_that_collects_by_itself() -> None:
+    full_collections.defer(lambda: True)
+    gc.disable()
+    try:
+        assert compiled() == [False] * 2
+    finally:
+        gc.enable()
 
 
 def test_the_compile_of_the_first_call_is_covered() -> None:
-    gc.set_threshold(700, 10, 7)
-    seen = compiled(lambda: full_collections.defer(lambda: True))
-    assert seen == [7, full_collections._NEVER]
-    assert gc.get_threshold() == (700, 10, 7)
+    frozen = []
+
+    def begin() -> None:
+        full_collections.defer(lambda: True)
+        frozen.append(gc.get_freeze_count() > 1000)
+
+    assert compiled(begin) == [False, True]
+    assert frozen == [True, True]
+    assert not gc.get_freeze_count()
 
 
 def test_nothing_changes_outside_of_compiles() -> None:
-    gc.set_threshold(700, 10, 7)
     full_collections.defer(lambda: True)
-    assert gc.get_threshold() == (700, 10, 7)
+    assert not gc.get_freeze_count()
