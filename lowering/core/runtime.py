@@ -34,7 +34,7 @@ __all__ = ["Part", "Runtime", "runtime"]
 
 log = notices.logger(__name__)
 
-# A process asks once for the host, and again for each of its first graphs that were compiled without the header.
+# A process asks again for its first graphs: when one starts without facts of the host, and when one had no header.
 _ASKS_TO_PREPARE = 4
 _PRELOAD = ("fxpool.lowering.worker.jobs:import_compiler",)
 # Tasks of an idle zygote, the most useful first.

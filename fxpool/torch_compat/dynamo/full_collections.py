@@ -16,7 +16,10 @@ __all__ = ["defer"]
 
 
 class _Deferral:
-    """Freezes the objects that exist when a compile begins, unless the program uses `gc.freeze` itself."""
+    """Freezes the objects that exist when a compile begins, unless the program has frozen some.
+
+    The end of the compile also undoes a `gc.freeze` of another thread during it: nothing tells its objects from these.
+    """
 
     def __init__(self, wanted: Callable[[], bool]) -> None:
         self._wanted = wanted
@@ -39,7 +42,7 @@ _deferral: _Deferral | None = None
 
 
 def defer(wanted: Callable[[], bool]) -> None:
-    """Do so during this compile and all later ones for which `wanted` returns True. Idempotent.
+    """Freeze them during this compile and all later ones for which `wanted` returns True. Idempotent.
 
     Nothing is done with a torch that defers full collections.
     """
