@@ -1,4 +1,4 @@
-"""Which module imports which, read from the sources; circles in it, and a picture of the packages.
+"""Which module imports which, read from the sources; circles in it, and a table of the packages.
 
     python docs/import_graph.py    writes docs/architecture/imports.md
 
@@ -14,12 +14,12 @@ import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-__all__ = ["FRONT_DOOR", "circles", "imports", "modules", "package_of", "packages", "picture", "sources"]
+__all__ = ["FRONT_DOOR", "circles", "imports", "modules", "package_of", "packages", "sources", "table"]
 
 ROOT = Path(__file__).parents[1]
 #: Modules whose imports are no dependency of their package's.
 FRONT_DOOR = frozenset(("fxpool", "fxpool.__main__", "fxpool.torch_import"))
-PICTURE = ROOT / "docs" / "architecture" / "imports.md"
+PAGE = ROOT / "docs" / "architecture" / "imports.md"
 
 Graph = dict[str, set[str]]
 
@@ -104,17 +104,26 @@ def circles(graph: Graph) -> list[list[str]]:
     return found
 
 
-def picture(graph: Graph) -> str:
-    """Packages and what they import, as a Mermaid flowchart; what is reached through another package has no arrow."""
-    lines = ["flowchart TD"]
-    names = {name: f"n{number}" for number, name in enumerate(sorted(graph))}
-    lines += [f'    {names[name]}["{name}"]' for name in sorted(graph)]
+def table(graph: Graph) -> str:
+    """Packages and what they import, as a Markdown table; what is reached through another package is left out.
+
+    A package stands above those that it imports.
+    """
     reached = {name: _reached(graph, name) for name in graph}
-    for name in sorted(graph):
-        for target in sorted(graph[name]):
-            if not any(target in reached[other] for other in graph[name] - {target}):
-                lines.append(f"    {names[name]} --> {names[target]}")
+    lines = ["| Package | Imports |", "| --- | --- |"]
+    for name in sorted(graph, key=lambda name: (-_height(graph, name), name)):
+        direct = [
+            f"`{target}`"
+            for target in sorted(graph[name])
+            if not any(target in reached[other] for other in graph[name] - {target})
+        ]
+        lines.append(f"| `{name}` | {', '.join(direct) or '-'} |")
     return "\n".join(lines) + "\n"
+
+
+def _height(graph: Graph, name: str) -> int:
+    """The length of the longest way down from a package; the graph has no circle."""
+    return max((_height(graph, target) + 1 for target in graph.get(name, ())), default=0)
 
 
 def _reached(graph: Graph, name: str) -> set[str]:
@@ -134,12 +143,12 @@ def page() -> str:
     graph = packages(imports(known), known)
     return (
         "# Imports between packages\n\n"
-        "Made by `python docs/import_graph.py` from the sources. An arrow leads from a package to one that it\n"
-        "imports; what it also reaches through another has none. There is no circle (`tests/front/test_rooms.py`).\n\n"
-        f"```mermaid\n{picture(graph)}```\n"
+        "Made by `python docs/import_graph.py` from the sources. A package stands above what it imports. What it\n"
+        "also reaches through another package is left out. There is no circle (`tests/front/test_rooms.py`).\n\n"
+        + table(graph)
     )
 
 
 if __name__ == "__main__":
-    PICTURE.parent.mkdir(parents=True, exist_ok=True)
-    PICTURE.write_text(page())
+    PAGE.parent.mkdir(parents=True, exist_ok=True)
+    PAGE.write_text(page())

@@ -138,7 +138,7 @@ def _commands() -> list[str]:
 
 
 def test_each_block_has_a_language() -> None:
-    known = {"sh", "text", "python", "toml", "yaml", "dockerfile", "mermaid"}
+    known = {"sh", "text", "python", "toml", "yaml", "dockerfile"}
     for page in PAGES:
         opening = re.findall(r"^```(.*)$", page.read_text(), re.MULTILINE)[::2]
         assert {*opening} <= known, f"{page.name}: sh for commands, text for their output"

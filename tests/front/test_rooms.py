@@ -43,8 +43,8 @@ def test_no_package_imports_itself_through_others(rooms: Any) -> None:
     assert not rooms.circles(rooms.packages(rooms.imports(known), known))
 
 
-def test_the_picture_is_of_these_sources(rooms: Any) -> None:
-    assert rooms.PICTURE.read_text() == rooms.page(), "run: python docs/import_graph.py"
+def test_the_table_is_of_these_sources(rooms: Any) -> None:
+    assert rooms.PAGE.read_text() == rooms.page(), "run: python docs/import_graph.py"
 
 
 def test_no_package_is_crowded() -> None:

@@ -157,6 +157,8 @@ def test_the_site_works_as_files() -> None:
     assert re.search(r"^  - offline$", text, re.MULTILINE)
     for name in re.findall(r"(?:polyfills: \[|^extra_css:\n  - )([\w.-]+)", text, re.MULTILINE):
         assert (ROOT / "docs" / name).exists(), name
+    # The theme draws these with a script that it loads from the network.
+    assert not [page for page in PAGES if re.search(r"^```mermaid", page.read_text(), re.MULTILINE)]
     assert re.search(r"^ruff==", (ROOT / "docs" / "requirements.txt").read_text(), re.MULTILINE)
 
 
