@@ -105,7 +105,7 @@ class Settings:
     """`on`: show the progress of each graph on standard error; a path: write it to that file, line by line."""
     trace: Path | None
     """File for a trace of the run, for Perfetto or chrome://tracing."""
-    defer_collections: bool
+    freeze_objects: bool
     """Keep the program's objects out of full garbage collections while Dynamo traces. Torch 2.15 defers those."""
     untested_torch: bool
     """Try a torch newer than any that fxpool was tested with. Where it does not fit, Inductor compiles the graph."""
@@ -157,7 +157,7 @@ _TABLE: dict[str, _Row] = {
     "regions": _Row(setting_values.as_regions, lambda: "auto"),
     "progress": _Row(setting_values.as_progress, lambda: ""),
     "trace": _Row(setting_values.as_path, lambda: None),
-    "defer_collections": _Row(setting_values.as_bool, lambda: True),
+    "freeze_objects": _Row(setting_values.as_bool, lambda: True),
     "untested_torch": _Row(setting_values.as_bool, lambda: False),
 }
 _VARIABLES = {row.variable or _PREFIX + name.upper(): name for name, row in _TABLE.items()}
@@ -290,7 +290,7 @@ def configure(
     regions: _Switch = _UNSET,
     progress: bool | _Path = _UNSET,
     trace: _Path = _UNSET,
-    defer_collections: _Switch = _UNSET,
+    freeze_objects: _Switch = _UNSET,
     untested_torch: _Switch = _UNSET,
     **unknown: NoReturn,
 ) -> Settings:

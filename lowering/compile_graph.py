@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fxpool import counters, interruptions
-from fxpool.lowering.core import deferred_collections
+from fxpool.lowering.core import frozen_objects
 from fxpool.lowering.core import options as call_options
 from fxpool.lowering.core.attempt import Attempt, Outcome
 from fxpool.lowering.core.runtime import runtime
@@ -36,7 +36,7 @@ def compile_graph(
         ConfigurationError: an unknown option or mode.
         NoCompilerError: there is no C++ compiler.
     """
-    deferred_collections.begin()  # if the backend was not looked up by its name
+    frozen_objects.begin()  # if the backend was not looked up by its name
     operator_tables.watch()
     clearing.watch(_cleared)
     parsed = call_options.parse(mode, options)

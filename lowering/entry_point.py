@@ -32,11 +32,11 @@ def __getattr__(name: str) -> Any:
 
 
 def _before_the_first_graph() -> None:
-    from fxpool.lowering.core import deferred_collections  # late: see the caller
+    from fxpool.lowering.core import frozen_objects  # late: see the caller
     from fxpool.lowering.core.runtime import runtime  # late, too
 
     runtime.start_ahead(_tools_ahead)
-    deferred_collections.begin()
+    frozen_objects.begin()
 
 
 def _tools_ahead(toolchain_dir: str | None) -> None:

@@ -9,7 +9,7 @@
     job_progress        reports a job's progress to displays and traces
     torchs_tables       asks a worker which entries of Inductor's tables are torch's own
     switched_off        one-time warnings that a part of fxpool is disabled
-    deferred_collections    keeps the program's objects out of full garbage collections
+    frozen_objects      keeps the program's objects out of full garbage collections
     scratch             temporary directories for Inductor and Triton
 
 Imports no other part of `lowering`.

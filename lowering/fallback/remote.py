@@ -120,7 +120,7 @@ def _one_job(
         if compiled.guessed:
             counters.count("fallbacks", "templates_not_timed")
     if compiled.unprepared:
-        _prepare_host(captured.request, captured.request.dump())
+        _prepare_host(captured.request)
     with contextlib.nullcontext() if others else compile_times.told(compiled.times):
         if reply.reference is not None:
             loaded = _from_reference(reply.reference, captured, store, load, others)
@@ -267,8 +267,8 @@ def spec_of(request: CompileRequest) -> JobSpec:
     return job_place.spec(request.label, environment, request.modules, request.libraries)
 
 
-def _prepare_host(request: CompileRequest, payload: bytes) -> None:
-    """Have a worker probe this host's tool chain and precompile the header.
+def _prepare_host(request: CompileRequest, payload: bytes | None = None) -> None:
+    """Have a worker probe this host's tool chain and precompile the header. `payload` is the request if it is dumped.
 
     The job has low priority and benefits later graphs; this process does not wait for it. All processes share one job,
     and each graph that went without asks again: that is how the pool learns that the job is worth a busy core.
@@ -289,7 +289,7 @@ def _prepare_host(request: CompileRequest, payload: bytes) -> None:
         flight=f"host {hashlib.sha256(facts.encode()).hexdigest()}",
         spare=True,
     )
-    runtime.pool().submit(PREPARE_JOB, payload, spec)
+    runtime.pool().submit(PREPARE_JOB, payload or request.dump(), spec)
 
 
 # ---------------------------------------------------------------- whose code

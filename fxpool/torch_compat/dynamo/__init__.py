@@ -6,7 +6,7 @@ shape_env          symbolic shapes as plain data: symbols, ranges, guards, in bo
 tensors            a (fake) tensor's description, and the tensor made from it
 sympy_functions    torch's own sympy functions by name
 process_groups     process groups that a graph names
-collective_timeouts    longer timeouts of collectives after a hit
+collective_timeouts  longer timeouts of collectives after a hit
 opaque_inputs      inputs after AOTAutograd that are not values
 torch_counters     torch's own counters of its caches
 traced             numbers of functions that Dynamo traced, and its reasons to stop
@@ -14,6 +14,6 @@ compile_times      torch's record of a compile in a worker, merged into the clie
 log_state          artifacts of torch's logs, and structured traces, of a compile in a worker
 precompile         support for compiled graphs in Dynamo's files
 standalone         graphs that are compiled without Dynamo
-full_collections   keeps the program's objects out of full garbage collections while Dynamo compiles
+frozen_objects     keeps the program's objects out of full garbage collections while Dynamo compiles
 backend_table      lets several threads register our backend at once
 """

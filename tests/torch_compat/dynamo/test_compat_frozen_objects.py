@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch._dynamo import callback, utils
 
-from fxpool.torch_compat.dynamo import full_collections
+from fxpool.torch_compat.dynamo import frozen_objects
 
 pytestmark = pytest.mark.skipif(hasattr(utils, "deferred_full_gc"), reason="this torch does it")
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(hasattr(utils, "deferred_full_gc"), reason="this
 @pytest.fixture(autouse=True)
 def _as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     handler = callback.callback_handler
-    monkeypatch.setattr(full_collections, "_deferral", None)
+    monkeypatch.setattr(frozen_objects, "_freezing", None)
     monkeypatch.setattr(handler, "start_callbacks", list(handler.start_callbacks))
     monkeypatch.setattr(handler, "end_callbacks", list(handler.end_callbacks))
     before = gc.get_threshold()
@@ -47,14 +47,14 @@ def compiled(during: Callable[[], None] = lambda: None) -> list[bool]:
 
 
 def test_objects_are_frozen_while_it_compiles() -> None:
-    full_collections.defer(lambda: True)
-    full_collections.defer(lambda: True)
+    frozen_objects.freeze_while_compiling(lambda: True)
+    frozen_objects.freeze_while_compiling(lambda: True)
     assert compiled() == [True] * 2
     assert not gc.get_freeze_count()
 
 
 def test_an_error_ends_it_too() -> None:
-    full_collections.defer(lambda: True)
+    frozen_objects.freeze_while_compiling(lambda: True)
 
     def fail() -> None:
         raise ValueError("no backend")
@@ -66,7 +66,7 @@ def test_an_error_ends_it_too() -> None:
 
 def test_code_that_is_traced_finds_its_thresholds() -> None:
     """A program may compute with them, and its code runs while AOTAutograd traces it in the program's process."""
-    full_collections.defer(lambda: True)
+    frozen_objects.freeze_while_compiling(lambda: True)
     gc.set_threshold(700, 10, 7)
     found = []
     compiled(lambda: found.append(gc.get_threshold()))
@@ -76,7 +76,7 @@ def test_code_that_is_traced_finds_its_thresholds() -> None:
 
 
 def test_what_the_program_froze_stays_frozen() -> None:
-    full_collections.defer(lambda: True)
+    frozen_objects.freeze_while_compiling(lambda: True)
     gc.freeze()
     frozen = gc.get_freeze_count()
     compiled()
@@ -85,13 +85,13 @@ def test_what_the_program_froze_stays_frozen() -> None:
 
 @pytest.mark.parametrize(("wanted", "third"), [(False, 7), (True, 0)])
 def test_nothing_is_frozen_if_that_is_off_or_there_are_no_full_collections(wanted: bool, third: int) -> None:
-    full_collections.defer(lambda: wanted)
+    frozen_objects.freeze_while_compiling(lambda: wanted)
     gc.set_threshold(700, 10, third)
     assert compiled() == [False] * 2
 
 
 def test_nothing_is_frozen_for_a_program_that_collects_by_itself() -> None:
-    full_collections.defer(lambda: True)
+    frozen_objects.freeze_while_compiling(lambda: True)
     gc.disable()
     try:
         assert compiled() == [False] * 2
@@ -103,7 +103,7 @@ def test_the_compile_of_the_first_call_is_covered() -> None:
     frozen = []
 
     def begin() -> None:
-        full_collections.defer(lambda: True)
+        frozen_objects.freeze_while_compiling(lambda: True)
         frozen.append(gc.get_freeze_count() > 1000)
 
     assert compiled(begin) == [False, True]
@@ -112,5 +112,5 @@ def test_the_compile_of_the_first_call_is_covered() -> None:
 
 
 def test_nothing_changes_outside_of_compiles() -> None:
-    full_collections.defer(lambda: True)
+    frozen_objects.freeze_while_compiling(lambda: True)
     assert not gc.get_freeze_count()

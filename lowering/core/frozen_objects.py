@@ -6,17 +6,17 @@ import contextlib
 
 from fxpool import config
 from fxpool.errors import FxpoolError
-from fxpool.torch_compat.dynamo import full_collections
+from fxpool.torch_compat.dynamo import frozen_objects
 
 __all__ = ["begin"]
 
 
 def begin() -> None:
     """Do so from now on. Idempotent."""
-    full_collections.defer(_is_on)
+    frozen_objects.freeze_while_compiling(_is_on)
 
 
 def _is_on() -> bool:
     with contextlib.suppress(FxpoolError):  # the graph reports it
-        return config.current().defer_collections
+        return config.current().freeze_objects
     return False

@@ -12,10 +12,10 @@ from collections.abc import Callable
 
 from torch._dynamo import callback, utils
 
-__all__ = ["defer"]
+__all__ = ["freeze_while_compiling"]
 
 
-class _Deferral:
+class _Freezing:
     """Freezes the objects that exist when a compile begins, unless the program has frozen some.
 
     The end of the compile also undoes a `gc.freeze` of another thread during it: nothing tells its objects from these.
@@ -38,19 +38,19 @@ class _Deferral:
             gc.unfreeze()
 
 
-_deferral: _Deferral | None = None
+_freezing: _Freezing | None = None
 
 
-def defer(wanted: Callable[[], bool]) -> None:
+def freeze_while_compiling(wanted: Callable[[], bool]) -> None:
     """Freeze them during this compile and all later ones for which `wanted` returns True. Idempotent.
 
     Nothing is done with a torch that defers full collections.
     """
-    global _deferral
-    if _deferral is None and not hasattr(utils, "deferred_full_gc"):
-        _deferral = _Deferral(wanted)
+    global _freezing
+    if _freezing is None and not hasattr(utils, "deferred_full_gc"):
+        _freezing = _Freezing(wanted)
         handler = callback.callback_handler
-        handler.register_start_callback(_deferral.begin)
-        handler.register_end_callback(_deferral.end)
+        handler.register_start_callback(_freezing.begin)
+        handler.register_end_callback(_freezing.end)
         if getattr(handler, "_CompilationCallbackHandler__pending_callbacks_counter", 0):  # within a compile
-            _deferral.begin(None)
+            _freezing.begin(None)
