@@ -43,7 +43,17 @@ NOT_OURS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver", "t
 @pytest.fixture(scope="session")
 def shared_pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The directory of the pool that all tests of a run share. It is closed at the end; the last process checks it."""
-    with session_directory(tmp_path_factory, "s", _make_directories) as (root, is_last):
+    yield from _pool(tmp_path_factory, "s")
+
+
+@pytest.fixture(scope="session")
+def lone_pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The directory of a pool that only the tests of this process share."""
+    yield from _pool(tmp_path_factory, os.environ.get("PYTEST_XDIST_WORKER", "gw").replace("gw", "p"))
+
+
+def _pool(factory: pytest.TempPathFactory, name: str) -> Iterator[Path]:
+    with session_directory(factory, name, _make_directories) as (root, is_last):
         yield root
         fxpool.close()
         if is_last():

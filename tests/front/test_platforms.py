@@ -90,7 +90,8 @@ except Exception as error:
 @pytest.mark.slow
 @pytest.mark.parametrize(("platform", "way"), [("win32", "WSL2"), ("darwin", "a Linux container")])
 def test_so_is_the_backend(platform: str, way: str) -> None:
-    ahead = "os.environ['TORCH_DEVICE_BACKEND_AUTOLOAD'] = '0'; import torch, torch._dynamo.backends.registry, filelock"
+    ahead = "os.environ['TORCH_DEVICE_BACKEND_AUTOLOAD'] = '0'; import torch, torch._dynamo.backends.registry"
+    ahead += ", filelock, psutil"
     done = child(platform, COMPILE, ahead)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("UnsupportedTorchError fxpool works on Linux only") and way in done.stdout

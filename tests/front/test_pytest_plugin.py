@@ -124,7 +124,7 @@ def run(place: Path, content: str, *arguments: str) -> str:
 @pytest.mark.parametrize("processes", first_tier(["0", "2"], "0"))
 def test_a_line_says_what_was_done(place: Path, processes: str) -> None:
     output = run(place, _COMPILES, "-n", processes, "--fxpool-cache", str(place / "cache"))
-    found = re.search(r"fxpool: (\d+) graphs compiled, (\d+) joined, (\d+) served from the cache, ([\d.]+) s", output)
+    found = re.search(r"fxpool: (\d+) graph compiled, (\d+) joined, (\d+) served from the cache, ([\d.]+) s", output)
     assert found is not None, output
     compiled, joined, served = map(int, found.groups()[:3])
     assert compiled == 1 and joined + served == 1
