@@ -48,7 +48,7 @@ def shared_pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def lone_pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The directory of a pool that only the tests of this process share."""
+    """The same for tests that kill a pool's processes: only those of this test process share it."""
     yield from _pool(tmp_path_factory, os.environ.get("PYTEST_XDIST_WORKER", "gw").replace("gw", "p"))
 
 
@@ -65,7 +65,8 @@ def _pool(factory: pytest.TempPathFactory, name: str) -> Iterator[Path]:
 def _own_directories_and_no_leaks(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[None]:
-    shared: Path | None = request.getfixturevalue("shared_pool") if "shared_pool" in request.fixturenames else None
+    pools = [name for name in ("lone_pool", "shared_pool") if name in request.fixturenames]
+    shared: Path | None = request.getfixturevalue(pools[0]) if pools else None
     _make_directories(tmp_path)
     home = shared or tmp_path
     for name in [name for name in os.environ if name.startswith("FXPOOL_")]:

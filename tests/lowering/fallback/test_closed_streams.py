@@ -53,7 +53,7 @@ def outcome(what: str, end: str, directory: Path, **environment: str) -> object:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("what", ["closed_from_the_start", "strict"])
-def test_workers_compile_for_it(what: str, shared_pool: Path, cache: Path, tmp_path: Path) -> None:
+def test_workers_compile_for_it(what: str, lone_pool: Path, cache: Path, tmp_path: Path) -> None:
     end = "<&- >&- 2>&-" if what == "closed_from_the_start" else ""
     settings = {"FXPOOL_PROGRESS": "1", "FXPOOL_POOL": "host", "FXPOOL_TRACE": str(tmp_path / "run.json")}
     assert outcome(what, end, tmp_path, **settings) == COMPILED
@@ -62,7 +62,7 @@ def test_workers_compile_for_it(what: str, shared_pool: Path, cache: Path, tmp_p
 
 
 @pytest.mark.slow
-def test_nobody_sees_and_nothing_fails(shared_pool: Path, cache: Path, tmp_path: Path) -> None:
+def test_nobody_sees_and_nothing_fails(lone_pool: Path, cache: Path, tmp_path: Path) -> None:
     streams = {"": "", "closed": "", "none": "", "broken": "", "full": "2>/dev/full", "gone": ">&- 2>&-"}
     found = {what: outcome(what, end, tmp_path, FXPOOL_PROGRESS="1") for what, end in streams.items()}
     nowhere = str(tmp_path / "no" / "such" / "file")
@@ -72,7 +72,7 @@ def test_nobody_sees_and_nothing_fails(shared_pool: Path, cache: Path, tmp_path:
 
 
 @pytest.mark.slow
-def test_a_graph_in_quarantine_runs_eagerly_where_warnings_are_errors(shared_pool: Path, cache: Path) -> None:
+def test_a_graph_in_quarantine_runs_eagerly_where_warnings_are_errors(lone_pool: Path, cache: Path) -> None:
     program = """
 import warnings, torch, fxpool
 from fxpool.errors import LastAttempt, WorkerDiedError

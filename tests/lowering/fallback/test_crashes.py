@@ -125,7 +125,7 @@ def _settles() -> bool:
         ("server", "kernels"),
     ),
 )
-def test_killed_while_a_graph_is_compiled(who: str, phase: str, shared_pool: Path, cache: Path) -> None:
+def test_killed_while_a_graph_is_compiled(who: str, phase: str, lone_pool: Path, cache: Path) -> None:
     runtime.pool().start(wait=True)
     before = runtime.pool().status()
     hunter = Hunter(seen_in(phase, who))
@@ -136,7 +136,7 @@ def test_killed_while_a_graph_is_compiled(who: str, phase: str, shared_pool: Pat
 
 @pytest.mark.slow
 @pytest.mark.parametrize("who", first_tier(["zygote", "server"], "server"))
-def test_killed_while_a_graph_waits_for_a_slot(who: str, shared_pool: Path, cache: Path, tmp_path: Path) -> None:
+def test_killed_while_a_graph_waits_for_a_slot(who: str, lone_pool: Path, cache: Path, tmp_path: Path) -> None:
     pool = runtime.pool()
     pool.start(wait=True)
     before = pool.status()

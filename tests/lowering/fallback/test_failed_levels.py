@@ -53,7 +53,7 @@ class Workers:
 
 
 @pytest.fixture
-def workers(shared_pool: Path, monkeypatch: pytest.MonkeyPatch) -> Workers:
+def workers(lone_pool: Path, monkeypatch: pytest.MonkeyPatch) -> Workers:
     monkeypatch.setenv("FXPOOL_POOL", "embedded")
     fxpool.config.reset()
     return Workers(monkeypatch)

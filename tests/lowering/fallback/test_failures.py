@@ -63,7 +63,7 @@ def files(cache: Path) -> list[Path]:
 @pytest.mark.slow
 @pytest.mark.parametrize("damage", first_tier(["flip", "cut", "empty"], "flip", "cut"))
 @pytest.mark.parametrize("kind", ["entries", "blobs"])
-def test_a_damaged_file_is_a_miss(kind: str, damage: str, shared_pool: Path, cache: Path) -> None:
+def test_a_damaged_file_is_a_miss(kind: str, damage: str, lone_pool: Path, cache: Path) -> None:
     compiled(total, X)
     for path in (p for p in files(cache) if kind in p.parts):
         data = bytearray(path.read_bytes())
@@ -84,7 +84,7 @@ def test_a_damaged_file_is_a_miss(kind: str, damage: str, shared_pool: Path, cac
 
 
 @pytest.mark.slow
-def test_a_directory_removed_between_calls(shared_pool: Path, cache: Path) -> None:
+def test_a_directory_removed_between_calls(lone_pool: Path, cache: Path) -> None:
     import shutil
 
     compiled(total, X)
@@ -107,7 +107,7 @@ def stores_forgotten() -> Iterator[None]:
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["writable by others", "owned by somebody else"])
 def test_an_unsafe_cache_directory_is_refused_and_counted(
-    how: str, shared_pool: Path, cache: Path, stores_forgotten: None
+    how: str, lone_pool: Path, cache: Path, stores_forgotten: None
 ) -> None:
     if how == "writable by others":
         cache.chmod(0o777)
@@ -154,7 +154,7 @@ def kill_next_worker(times: int) -> threading.Thread:
     return thread
 
 
-def test_a_killed_worker_costs_a_retry(shared_pool: Path, cache: Path) -> None:
+def test_a_killed_worker_costs_a_retry(lone_pool: Path, cache: Path) -> None:
     runtime.pool().start(wait=True)
     hunter = kill_next_worker(1)
     compiled(total, X)
@@ -164,7 +164,7 @@ def test_a_killed_worker_costs_a_retry(shared_pool: Path, cache: Path) -> None:
     assert runtime.pool().status()["counters"]["deaths"] >= 1
 
 
-def test_a_graph_that_kills_workers_runs_eagerly_and_says_so(shared_pool: Path, cache: Path) -> None:
+def test_a_graph_that_kills_workers_runs_eagerly_and_says_so(lone_pool: Path, cache: Path) -> None:
     runtime.pool().start(wait=True)
     hunter = kill_next_worker(2)
     with pytest.warns(RuntimeWarning, match="runs eagerly"):
@@ -176,7 +176,7 @@ def test_a_graph_that_kills_workers_runs_eagerly_and_says_so(shared_pool: Path, 
 
 
 @pytest.mark.slow
-def test_a_backward_that_kills_workers_runs_eagerly(shared_pool: Path, cache: Path) -> None:
+def test_a_backward_that_kills_workers_runs_eagerly(lone_pool: Path, cache: Path) -> None:
     """On the second rung it is compiled when the first backward pass runs, in the middle of the user's step."""
 
     def local(x: torch.Tensor) -> torch.Tensor:
@@ -342,7 +342,7 @@ def test_a_mode_that_does_not_exist(mode: str) -> None:
 
 
 @pytest.mark.slow
-def test_torchs_own_mode_names_are_options(shared_pool: Path, cache: Path) -> None:
+def test_torchs_own_mode_names_are_options(lone_pool: Path, cache: Path) -> None:
     torch._dynamo.reset()
     found = torch.compile(total, backend="fxpool", mode="max-autotune-no-cudagraphs")(X)
     torch.testing.assert_close(found, total(X))
@@ -364,7 +364,7 @@ def test_strict_makes_a_step_down_an_error() -> None:
 
 
 @pytest.mark.slow
-def test_a_graph_that_cannot_travel_steps_down_and_is_counted(shared_pool: Path, cache: Path) -> None:
+def test_a_graph_that_cannot_travel_steps_down_and_is_counted(lone_pool: Path, cache: Path) -> None:
     def local(x: torch.Tensor) -> torch.Tensor:
         return x.sin() + 1
 
@@ -377,7 +377,7 @@ def test_a_graph_that_cannot_travel_steps_down_and_is_counted(shared_pool: Path,
     assert stats["compiles"] == {"worker": 1, "in_process": 0}, "after AOTAutograd the function is gone"
 
 
-def test_an_error_of_inductors_comes_with_the_workers_frames(shared_pool: Path, cache: Path) -> None:
+def test_an_error_of_inductors_comes_with_the_workers_frames(lone_pool: Path, cache: Path) -> None:
     """A lowering that fails fails everywhere; what the user sees is the worker's error."""
     torch._dynamo.reset()
     with torch._inductor.config.patch(force_fuse_int_mm_with_mul=False), pytest.raises(Exception) as caught:

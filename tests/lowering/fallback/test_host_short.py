@@ -53,7 +53,7 @@ def without_descriptors(pid: int) -> Iterator[None]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("who", first_tier(["server", "zygote"], "server"))
-def test_a_graph_for_which_no_worker_can_be_had_is_compiled_here(shared_pool: Path, cache: Path, who: str) -> None:
+def test_a_graph_for_which_no_worker_can_be_had_is_compiled_here(lone_pool: Path, cache: Path, who: str) -> None:
     pool = runtime.pool()
     # A zygote that is through with its own start: it has forked a worker that was told of no such function.
     with pytest.raises(ModuleNotFoundError):

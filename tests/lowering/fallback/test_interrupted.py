@@ -101,7 +101,7 @@ def nothing_runs() -> bool:
 
 
 @pytest.mark.parametrize("error", first_tier([LateError, TimeoutError, RuntimeError], TimeoutError))
-def test_a_signal_handler_in_the_wait_for_a_worker(error: type[Exception], shared_pool: Path, cache: Path) -> None:
+def test_a_signal_handler_in_the_wait_for_a_worker(error: type[Exception], lone_pool: Path, cache: Path) -> None:
     torch._dynamo.reset()
 
     def when_it_runs() -> None:
@@ -120,7 +120,7 @@ def test_a_signal_handler_in_the_wait_for_a_worker(error: type[Exception], share
 
 
 @pytest.mark.slow
-def test_what_another_thread_raises_in_the_wait(shared_pool: Path, cache: Path) -> None:
+def test_what_another_thread_raises_in_the_wait(lone_pool: Path, cache: Path) -> None:
     torch._dynamo.reset()
     raised: list[BaseException] = []
 
@@ -158,7 +158,7 @@ def test_a_signal_handler_in_a_compile_here(mode: str, cache: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("error", [LateError, TimeoutError])
-def test_hits_are_interrupted_without_damage(error: type[Exception], shared_pool: Path, cache: Path) -> None:
+def test_hits_are_interrupted_without_damage(error: type[Exception], lone_pool: Path, cache: Path) -> None:
     compiled(wide, X)
     counters.reset()
     times = random.Random(3)

@@ -51,7 +51,7 @@ def deaths() -> int:
 
 
 @pytest.mark.slow
-def test_it_is_compiled_twice_and_never_again(shared_pool: Path, cache: Path) -> None:
+def test_it_is_compiled_twice_and_never_again(lone_pool: Path, cache: Path) -> None:
     with pytest.warns(RuntimeWarning, match="runs eagerly") as warned:
         run("segfault 1")
     (record,) = quarantine.scan(str(cache))
@@ -99,13 +99,13 @@ print(json.dumps([forks, stats["eager_calls"], [str(w.message) for w in caught],
 
 
 @pytest.mark.slow
-def test_other_processes_do_not_try(shared_pool: Path, cache: Path, tmp_path: Path) -> None:
+def test_other_processes_do_not_try(lone_pool: Path, cache: Path, tmp_path: Path) -> None:
     ready = tmp_path / "now-it-works"
     how = f"unless {ready}"
     first = json.loads(run_python(["-c", PROGRAM, str(HERE), how]))
     assert first[1] == {"worker_died": 1, "quarantined": 1}
     # In another pool: other test processes use the shared one.
-    own = {"FXPOOL_RUNTIME_DIR": str(shared_pool / "q")}
+    own = {"FXPOOL_RUNTIME_DIR": str(lone_pool / "q")}
     forks, eager, said, compiles = json.loads(run_python(["-c", PROGRAM, str(HERE), how], **own))
     assert eager == {"quarantined": 2}
     assert compiles == {"worker": 0, "in_process": 0}
@@ -123,14 +123,14 @@ def test_other_processes_do_not_try(shared_pool: Path, cache: Path, tmp_path: Pa
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("how", "said"), [("kill", "signal 9"), ("_exit", "code 4"), ("abort", "signal 6")])
-def test_however_it_dies(shared_pool: Path, cache: Path, how: str, said: str) -> None:
+def test_however_it_dies(lone_pool: Path, cache: Path, how: str, said: str) -> None:
     error = strictly(how)
     assert isinstance(error, WorkerDiedError)
     assert said in str(error) and "graph" in str(error) and "lowering" in str(error)
     assert isinstance(strictly(how), QuarantinedError)
 
 
-def test_an_exit_is_an_error_of_the_graph_s(shared_pool: Path, cache: Path) -> None:
+def test_an_exit_is_an_error_of_the_graph_s(lone_pool: Path, cache: Path) -> None:
     """sys.exit in a worker is an exception like any other: it crosses, and ends nobody."""
     error = strictly("exit")
     assert "SystemExit" in str(error)
@@ -139,7 +139,7 @@ def test_an_exit_is_an_error_of_the_graph_s(shared_pool: Path, cache: Path) -> N
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["hang", "stop"])
-def test_over_its_time(shared_pool: Path, cache: Path, how: str) -> None:
+def test_over_its_time(lone_pool: Path, cache: Path, how: str) -> None:
     fxpool.configure(job_timeout=4)
     error = strictly(how)
     assert isinstance(error, JobTimeoutError)
@@ -148,7 +148,7 @@ def test_over_its_time(shared_pool: Path, cache: Path, how: str) -> None:
 
 
 @pytest.mark.slow
-def test_over_its_memory(shared_pool: Path, cache: Path) -> None:
+def test_over_its_memory(lone_pool: Path, cache: Path) -> None:
     fxpool.configure(job_memory="700M")
     error = strictly("eat")
     assert isinstance(error, JobMemoryError)
@@ -160,7 +160,7 @@ def test_over_its_memory(shared_pool: Path, cache: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_larger_limit_of_time_is_another_chance(shared_pool: Path, cache: Path) -> None:
+def test_a_larger_limit_of_time_is_another_chance(lone_pool: Path, cache: Path) -> None:
     fxpool.configure(job_timeout=1.5)
     assert isinstance(strictly("take 5"), JobTimeoutError)
     (record,) = quarantine.scan(str(cache))
@@ -183,7 +183,7 @@ def test_a_larger_limit_of_time_is_another_chance(shared_pool: Path, cache: Path
 
 
 @pytest.mark.slow
-def test_a_larger_limit_of_memory_is_another_chance(shared_pool: Path, cache: Path) -> None:
+def test_a_larger_limit_of_memory_is_another_chance(lone_pool: Path, cache: Path) -> None:
     fxpool.configure(job_memory="700M")
     assert isinstance(strictly("hold 900"), JobMemoryError)
     (record,) = quarantine.scan(str(cache))
@@ -197,7 +197,7 @@ def test_a_larger_limit_of_memory_is_another_chance(shared_pool: Path, cache: Pa
     assert fxpool.stats()["quarantine_retries"] == {"memory": 1}
 
 
-def test_a_death_is_none_of_a_limit_s(shared_pool: Path, cache: Path) -> None:
+def test_a_death_is_none_of_a_limit_s(lone_pool: Path, cache: Path) -> None:
     strictly("_exit of its own")
     fxpool.configure(job_timeout=7200, job_memory="64G")
     assert isinstance(strictly("_exit of its own"), QuarantinedError)
@@ -218,7 +218,7 @@ def test_one_process_s_limits_are_not_its_neighbours(cache: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_server_out_of_descriptors_puts_no_graph_in_quarantine(shared_pool: Path, cache: Path) -> None:
+def test_a_server_out_of_descriptors_puts_no_graph_in_quarantine(lone_pool: Path, cache: Path) -> None:
     pool = runtime.pool()
     pool.start(wait=True)
     server = psutil.Process(pool.server_pid)
@@ -236,7 +236,7 @@ def test_a_server_out_of_descriptors_puts_no_graph_in_quarantine(shared_pool: Pa
 
 
 @pytest.mark.slow
-def test_without_its_directory_of_logs_a_server_goes_on(shared_pool: Path, cache: Path) -> None:
+def test_without_its_directory_of_logs_a_server_goes_on(lone_pool: Path, cache: Path) -> None:
     pool = runtime.pool()
     pool.start(wait=True)
     shutil.rmtree(Path(pool.status()["directory"]) / "logs")
@@ -245,7 +245,7 @@ def test_without_its_directory_of_logs_a_server_goes_on(shared_pool: Path, cache
     assert not list(quarantine.scan(str(cache)))
 
 
-def test_without_a_cache_there_is_no_quarantine(shared_pool: Path, cache: Path) -> None:
+def test_without_a_cache_there_is_no_quarantine(lone_pool: Path, cache: Path) -> None:
     with pytest.warns(RuntimeWarning, match="runs eagerly"):
         run("_exit 2", cache=False)
     assert not list(quarantine.scan(str(cache)))
