@@ -19,4 +19,7 @@ Line numbers and behaviour were read in torch 2.11 and 2.13. A name that exists 
 ``getattr`` where it is used, with a comment.
 Inductor, AOTAutograd and Triton take seconds to import, and a hit does not need them: they are imported
 inside functions, as are names that only some releases have.
+``torch._dynamo`` and ``torch._inductor`` import each other. Of two threads that begin with different ones, each waits
+for the other, one fails, and both packages stay broken in that process. So Dynamo is always imported first, as by
+torch.compile.
 """

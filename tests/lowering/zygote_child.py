@@ -24,7 +24,7 @@ from gpu_child import attention, convolution, for_device
 import fxpool
 from fxpool.lowering.core import pool_environment
 from fxpool.lowering.core import runtime as runtime_module
-from fxpool.lowering.core.runtime import _IDLE, runtime
+from fxpool.lowering.core.runtime import runtime
 from fxpool.lowering.fallback.remote import spec_of
 from fxpool.pool import JobSpec
 
@@ -58,7 +58,8 @@ def main(wanted: list[str]) -> None:
     pool.start(wait=True)
     log = Path(pool.status()["directory"]) / "server.log"
     end = time.monotonic() + PATIENCE
-    while not fresh and log.read_text().count(" took ") < len(_IDLE.split(",")) and time.monotonic() < end:
+    # `examine_torch` runs in many short pieces, so the last of the others tells that the list is through.
+    while not fresh and "warm_up_training took" not in log.read_text() and time.monotonic() < end:
         time.sleep(0.1)  # it is left alone: it warms up when nobody asks for anything
     facts = pool.status()
     zygote = facts["zygote"]["pid"]

@@ -203,7 +203,9 @@ def test_what_others_do_is_seen() -> None:
     assert any("cores busy" in remark or "virtual machines" in remark for remark in block.remarks)
 
 
-def test_a_remark_names_the_process_that_disturbs() -> None:
+def test_a_remark_names_the_process_that_disturbs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)  # with 64 cores, 1.5 of them are not worth a remark
+
     def seen(at: float, busy: float, stolen: float, shell: float, compiler: float) -> surroundings.Look:
         processes = {7: ("sh", shell), 8: ("a (compiler)", compiler)}
         return surroundings.Look(at, busy, 0.0, 0.0, None, None, stolen=stolen, processes=processes)

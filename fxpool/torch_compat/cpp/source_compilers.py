@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
+import torch._dynamo  # noqa: F401  # first, see torch_compat
 import torch._inductor.config as inductor_config
 
 from fxpool.torch_compat.cpp.source_kernels import CUDA, HALIDE, ROCM

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import msgspec
 import torch
+import torch._dynamo  # first, see torch_compat
 import torch._inductor.config as inductor_config
 
 from fxpool.torch_compat.patching import patched

@@ -13,6 +13,7 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
+import torch._dynamo  # noqa: F401  # first, see torch_compat
 import torch._inductor.config as inductor_config
 
 from fxpool.torch_compat.patching import patched

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+import torch._dynamo  # first, see torch_compat
 from torch._inductor.output_code import CompiledFxGraphConstants
 
 __all__ = ["Constants", "leave_out"]

@@ -212,6 +212,7 @@ def compiled_for(graph: Any, indices: Sequence[int]) -> None:
     `indices` are the devices, in the graph's order.
     """
     graph._fxpool_indices = tuple(indices)
+    graph.fx_kwargs = {**graph.fx_kwargs, "graph_id": None}  # counts the process's graphs
     graph.runnable_graph_str = repro_text.forget(graph.runnable_graph_str)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+import torch._dynamo  # first, see torch_compat
 import torch._inductor as inductor
 
 __all__ = ["compile_graph"]

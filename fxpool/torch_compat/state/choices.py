@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+import torch._dynamo  # noqa: F401  # first, see torch_compat
 import torch._inductor.config as inductor_config
 
 __all__ = ["HANDLER", "REGISTERED", "captured", "entered"]

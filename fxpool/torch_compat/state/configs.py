@@ -19,6 +19,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import torch._dynamo  # noqa: F401  # first, see torch_compat
 import torch._functorch.config as functorch_config
 import torch._inductor.config as inductor_config
 

@@ -6,6 +6,7 @@ import contextlib
 import sys
 
 import torch
+import torch._dynamo  # first, see torch_compat
 import torch._inductor.config
 
 

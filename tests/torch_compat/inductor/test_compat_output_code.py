@@ -155,7 +155,9 @@ def call(args):
 
 def test_a_graph_that_is_not_linked_is_for_the_devices_it_was_compiled_for(compiled: Any) -> None:
     graph = inner.load(compiled[0])
+    graph.fx_kwargs = {"graph_id": 7, "is_inference": True}
     output_code.compiled_for(graph, [0])
+    assert graph.fx_kwargs == {"graph_id": None, "is_inference": True}  # a number of the process that compiled it
     surroundings = Surroundings((0,))
     output_code.put_into(graph, surroundings)
     assert surroundings.reported == ["wrapper"]

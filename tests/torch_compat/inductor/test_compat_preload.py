@@ -16,9 +16,9 @@ from fxpool.torch_compat.inductor import preload
 
 
 def test_a_compiler_is_imported_without_starting_a_thread() -> None:
-    before = threading.active_count()
+    before = threading.enumerate()
     preload.import_compiler()
-    assert threading.active_count() == before
+    assert set(threading.enumerate()) <= set(before)  # one of an earlier test may have ended
     assert "torch._inductor.compile_fx" in sys.modules and "torch._inductor.codegen.cpp" in sys.modules
 
 
