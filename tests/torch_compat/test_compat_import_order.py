@@ -1,6 +1,6 @@
 """Dynamo is imported ahead of Inductor, by each module here: threads with another order break both, see `torch_compat`.
 
-The imports run in processes of their own, which stop at the first of the two.
+The imports run in child processes, which stop at the first of the two.
 """
 
 from __future__ import annotations
