@@ -22,6 +22,8 @@ The code is in three packages behind this front door:
                        Zygote, workers, protocol, limits. Runs opaque jobs; never imports torch.
     fxpool.lowering    How does a graph become something callable?
                        Capture, compile in a worker, link, load. Uses the other two.
+    fxpool.frames      Must Dynamo trace this function again?
+                       Records of traced functions, proven unchanged before they are served. Uses lowering.
 
 Private names of torch are used in `fxpool.torch_compat` only. Around these packages are others:
 

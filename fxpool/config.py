@@ -101,6 +101,9 @@ class Settings:
     regions: str
     """Whether to cut graphs into pieces, so that equal blocks of a model are compiled once and pieces side by side:
     `on`, `off`, or `auto`: for the first stage of ``async+`` and ``progressive+`` modes, if clearly faster."""
+    frames: str
+    """Whether to keep what Dynamo makes of a function, and to serve it in other processes without tracing, if nothing
+    that tracing depended on has changed: `on`, `off`, or `verify`: trace anyway, and warn if the result differs."""
     progress: str
     """`on`: show the progress of each graph on standard error; a path: write it to that file, line by line."""
     trace: Path | None
@@ -155,6 +158,7 @@ _TABLE: dict[str, _Row] = {
     "stages": _Row(setting_values.as_stages, lambda: ({}, {"max_autotune": True})),
     "stage_calls": _Row(setting_values.as_calls, lambda: 0),
     "regions": _Row(setting_values.as_regions, lambda: "auto"),
+    "frames": _Row(setting_values.as_frames, lambda: "off"),
     "progress": _Row(setting_values.as_progress, lambda: ""),
     "trace": _Row(setting_values.as_path, lambda: None),
     "freeze_objects": _Row(setting_values.as_bool, lambda: True),
@@ -288,6 +292,7 @@ def configure(
     stages: Sequence[str | Mapping[str, Any]] | str | None = _UNSET,
     stage_calls: _Number = _UNSET,
     regions: _Switch = _UNSET,
+    frames: _Switch = _UNSET,
     progress: bool | _Path = _UNSET,
     trace: _Path = _UNSET,
     freeze_objects: _Switch = _UNSET,

@@ -27,6 +27,7 @@ __all__ = [
     "as_bytes",
     "as_calls",
     "as_count",
+    "as_frames",
     "as_job_memory",
     "as_limit",
     "as_mode",
@@ -222,6 +223,15 @@ def as_regions(value: object) -> str:
         return "on" if as_bool(value) else "off"
     except BadValue as bad:
         raise BadValue(f"auto, or {bad}") from None
+
+
+def as_frames(value: object) -> str:
+    if str(value).strip().lower() == "verify":
+        return "verify"
+    try:
+        return "on" if as_bool(value) else "off"
+    except BadValue as bad:
+        raise BadValue(f"verify, or {bad}") from None
 
 
 def as_progress(value: object) -> str:

@@ -9,7 +9,8 @@ import contextlib
 import threading
 from typing import Any
 
-from fxpool import torch_release
+from fxpool import config, torch_release
+from fxpool.errors import FxpoolError
 from fxpool.lowering import autoload, backend
 from fxpool.torch_compat.dynamo import backend_table
 
@@ -37,6 +38,11 @@ def _before_the_first_graph() -> None:
 
     runtime.start_ahead(_tools_ahead)
     frozen_objects.begin()
+    with contextlib.suppress(FxpoolError):  # the graph reports it
+        if config.current().frames != "off":
+            from fxpool.frames import serving  # not needed otherwise
+
+            serving.begin()
 
 
 def _tools_ahead(toolchain_dir: str | None) -> None:

@@ -97,6 +97,7 @@ class Stats(Counts):
     remote: dict[str, int]
     remote_seconds: float
     regions: dict[str, int]
+    frames: dict[str, int]
     graphs: list[GraphRecord]
     store: StoreSizes | None
     cache_disk_bytes: int

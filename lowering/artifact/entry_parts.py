@@ -123,7 +123,8 @@ class Parts:
 
     `library` is None for a graph without C++ kernels, `triton` for a graph without linked Triton kernels; `built` are
     digests and files of libraries built from one source each. The loading code sets `indices`, the CUDA devices that
-    the graph runs on, and `groups`, the names of its process groups.
+    the graph runs on, and `groups`, the names of its process groups. `entry` is the key and name of the entry, if the
+    parts are stored.
     """
 
     def __init__(
@@ -136,8 +137,10 @@ class Parts:
         seconds: float,
         built: Sequence[tuple[str, LibraryFile]] = (),
         inline: Callable[[], Artifact] | None = None,
+        entry: tuple[str, str] | None = None,
     ) -> None:
         self._inline = inline
+        self.entry = entry
         self._built = BuiltLibraries(list(built))
         self.result, self._library, self._triton = result, library, triton
         self.guards, self.effects, self.seconds = guards, effects, seconds
@@ -232,6 +235,7 @@ def parts_of_entry(entry: Entry, store: LocalStore) -> Parts:
         entry.metadata.compile_seconds,
         [(blob.digest, file(blob)) for blob in built],
         inline,
+        (entry.key, entry.name),
     )
 
 

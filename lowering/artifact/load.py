@@ -8,6 +8,7 @@ from typing import Any
 from fxpool import counters
 from fxpool.errors import CannotReturnError, CorruptEntryError
 from fxpool.lowering.artifact import effects
+from fxpool.lowering.artifact.content import Effects
 from fxpool.lowering.artifact.entry_parts import Parts
 from fxpool.lowering.request import overlap
 from fxpool.lowering.request.captured import Captured
@@ -60,8 +61,16 @@ def load_aot(
     if not boxed:
         if not late:
             torch_counters.compiled()
-        return tracing.never_traced(call)
+        function = tracing.never_traced(call)
+        if not late and _runs_the_entry_only(parts, captured):
+            function.fxpool_entry = parts.entry
+        return function
     return of_list if not (written or captured.lifted) else lambda inputs: call(*inputs)
+
+
+def _runs_the_entry_only(parts: Parts, captured: Captured) -> bool:
+    """Return whether the callable of an entry depends on nothing of this call: it can be made again without a graph."""
+    return parts.effects == Effects() and not (captured.lifted or captured.groups or captured.placement.indices)
 
 
 def _add_guards(parts: Parts, captured: Captured) -> bool:
@@ -118,3 +127,18 @@ def load_inner(parts: Parts, captured: Captured, arguments: dict[str, Any]) -> A
         raise CannotReturnError("device_index", str(error)) from error
     except (OSError, ImportError, EOFError, AttributeError, SyntaxError, RuntimeError) as error:
         raise CorruptEntryError(f"the entry cannot be loaded: {type(error).__name__}: {error}") from error
+
+
+def load_without_graph(parts: Parts) -> Callable[..., Any]:
+    """Return the callable of an entry that depends on nothing of a call (`fxpool_entry`). Errors as `load_aot`."""
+    try:
+        result = aot.load_result(parts.result())
+        for graph in aot.graphs_of(result):
+            output_code.put_into(graph, parts)
+        with tracing.without_program():
+            of_list = aot.wrap(result, (), None)
+    except output_code.ElsewhereError as error:
+        raise CannotReturnError("device_index", str(error)) from error
+    except (OSError, ImportError, EOFError, AttributeError, SyntaxError) as error:
+        raise CorruptEntryError(f"the entry cannot be loaded: {type(error).__name__}: {error}") from error
+    return tracing.never_traced(_unboxed(of_list, ()))

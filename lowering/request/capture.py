@@ -190,6 +190,27 @@ def capture_program(
     return _finish(traced, into, lambda: cacheable.check(gm, None))
 
 
+def surroundings(into: Destination) -> str:
+    """Return the digest of all that the key of each graph has besides the graph. Errors as `capture`, and Bypass."""
+    encoder = graph_codec.GraphEncoder(own_indices=configs.calls_through_cpp())
+    traced = _Traced(
+        level=AOT,
+        label="",
+        encoded=encoder.encode(torch.fx.GraphModule({}, torch.fx.Graph())),
+        values=[],
+        env=None,
+        context=None,
+        fakes=[],
+        frame=None,
+    )
+    captured = _finish(traced, into, lambda: None)
+    if captured.stays is not None:
+        raise captured.stays
+    if captured.bypass is not None or captured.key is None:
+        raise captured.bypass or cacheable.Bypass("source")
+    return captured.key.digest
+
+
 def _finish(traced: _Traced, into: Destination, check: Callable[[], None]) -> Captured:
     """Return the captured graph, with a key unless `check` raises Bypass."""
     level, encoded, toolchain_dir = traced.level, traced.encoded, into.toolchain_dir

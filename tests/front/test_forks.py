@@ -425,6 +425,17 @@ def _watch_clearing() -> None:
     clearing._CACHES, clearing._watching = caches, watching
 
 
+def _surrounded() -> None:
+    from fxpool.torch_compat.frames import converting
+
+    before = converting._original
+    converting._original = before or converting.convert_frame._compile  # as if it were done: frames are not touched
+    try:
+        converting.surround(lambda call, trace: trace(None))
+    finally:
+        converting._original = before
+
+
 def _uninstall() -> None:
     from fxpool.torch_compat.inductor import hooks
 
@@ -494,6 +505,9 @@ CASES: dict[str, Callable[[Path], Case]] = {
     ),
     "fxpool/torch_compat/inductor/clearing.py:_lock": _of_module(
         "fxpool.torch_compat.inductor.clearing", "_lock", _watch_clearing
+    ),
+    "fxpool/torch_compat/frames/converting.py:_lock": _of_module(
+        "fxpool.torch_compat.frames.converting", "_lock", lambda: _surrounded()
     ),
     "fxpool/torch_compat/inductor/hooks.py:_lock": _of_module(
         "fxpool.torch_compat.inductor.hooks", "_lock", _uninstall

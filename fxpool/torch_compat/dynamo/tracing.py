@@ -19,6 +19,7 @@ import torch
 import torch._guards as _guards
 from torch._guards import TracingContext as TracingContext  # re-exported
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from fxpool.torch_compat.dynamo import tensors
 
@@ -297,3 +298,10 @@ def control_flow_errors() -> tuple[type[BaseException], ...]:
     from torch._dynamo import exc
 
     return (exc.RestartAnalysis, exc.SkipFrame, exc.TensorifyScalarRestartAnalysis)
+
+
+@contextlib.contextmanager
+def without_program() -> Iterator[None]:
+    """Enter a tracing context that is no program's, for torch's code that asks for one."""
+    with _guards.tracing(TracingContext(FakeTensorMode(shape_env=ShapeEnv()))):
+        yield

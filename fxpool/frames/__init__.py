@@ -1,0 +1,11 @@
+"""A cache in front of Dynamo: what it made of a frame is kept, and handed back to it where tracing would give the same.
+
+It is a room next to `fxpool.lowering`, and begins where Dynamo has ended: a frame refers to graphs by the entries that
+lowering stored, and no other room knows of frames. Only the setting `frames` leads here.
+
+identity    descriptions of the objects that tracing met
+located     where the code of a traced function is found
+byte_code   byte code as plain data
+record      one frame, made and fitted onto another process's objects
+serving     looks frames up where Dynamo would trace, and keeps what it traced
+"""

@@ -1,0 +1,59 @@
+"""Byte code as plain data: `marshal`'s form, with the constants that it does not know beside it.
+
+Dynamo puts objects such as devices among the constants of the code that it makes.
+"""
+
+from __future__ import annotations
+
+import marshal
+import types
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from fxpool.torch_compat.frames import plain
+
+__all__ = ["dump", "load", "renamed"]
+
+_PLACE = "__fxpool_constant__"
+
+
+def dump(code: types.CodeType) -> list[Any]:
+    """Return (bytes, constants) of code. Raises plain.NotPlainError: a constant has no form as plain data."""
+    others: list[Any] = []
+
+    def put_aside(value: Any) -> Any:
+        try:
+            marshal.dumps(value)
+        except ValueError:
+            others.append(plain.Writer().write(value))
+            return (_PLACE, len(others) - 1)
+        return value
+
+    return [marshal.dumps(_mapped(code, put_aside)), others]
+
+
+def load(data: list[Any]) -> types.CodeType:
+    """Return the code that `dump` wrote. Raises plain.NotPlainError."""
+    content, others = data
+    values = [plain.Reader([]).read(one) for one in others]
+
+    def put_back(value: Any) -> Any:
+        return values[value[1]] if isinstance(value, tuple) and value[:1] == (_PLACE,) else value
+
+    return _mapped(marshal.loads(content), put_back)
+
+
+def renamed(code: types.CodeType, names: Mapping[str, str]) -> types.CodeType:
+    """Return the code with other names for globals, also in the code that is nested in it."""
+    return code.replace(
+        co_names=tuple(names.get(name, name) for name in code.co_names),
+        co_consts=tuple(renamed(one, names) if isinstance(one, types.CodeType) else one for one in code.co_consts),
+    )
+
+
+def _mapped(code: types.CodeType, change: Callable[[Any], Any]) -> types.CodeType:
+    return code.replace(
+        co_consts=tuple(
+            _mapped(one, change) if isinstance(one, types.CodeType) else change(one) for one in code.co_consts
+        )
+    )

@@ -1,0 +1,288 @@
+"""Describes the objects that tracing met, so that another process can tell whether its own are the same.
+
+Guards say what Dynamo found: types, identities, values. Two things are left. An identity is an address, which another
+process can't compare: in its place stands a description of the function, class or module, with all code that is in it.
+And Dynamo guards on few of the names that it looked for and did not find: a description of each object that tracing
+passed has the names that are there.
+
+A frame with an object that can't be described is refused.
+"""
+
+from __future__ import annotations
+
+import _abc
+import abc
+import enum
+import functools
+import hashlib
+import types
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from fxpool.torch_compat.frames import plain
+
+__all__ = ["Describer", "NoDescriptionError", "code_digest", "digests_of", "names_of"]
+
+_PLAIN = frozenset((type(None), bool, int, float, complex, str, bytes, type(Ellipsis), type(NotImplemented)))
+_OF_TORCH = (torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size)
+_CONTAINERS = (list, dict, set, types.MappingProxyType)
+_IN_C = (
+    types.BuiltinFunctionType,
+    types.MethodDescriptorType,
+    types.WrapperDescriptorType,
+    types.MethodWrapperType,
+    types.ClassMethodDescriptorType,
+    types.GetSetDescriptorType,
+    types.MemberDescriptorType,
+)
+# Guards say all of these that counts.
+_SAID = (*_OF_TORCH, *_IN_C, torch.Tensor, types.CodeType, types.CellType)
+# Attributes of classes that no traced code depends on, or that differ between processes.
+_PASSED_OVER = frozenset(
+    (
+        "__abstractmethods__", "__annotate__", "__annotate_func__", "__annotations__", "__dict__", "__doc__",
+        "__firstlineno__", "__module__", "__orig_bases__", "__parameters__", "__slotnames__", "__static_attributes__",
+        "__weakref__", "_abc_impl",
+    )
+)  # fmt: skip
+#: Dynamo calls a function with this mark while it traces, and keeps the result.
+_CONSTANT_RESULT = "_dynamo_marked_constant"
+#: An address that Dynamo puts on functions that it does not trace.
+_ADDRESS = "_torchdynamo_wrapper_id"
+_DEEPEST = 12
+
+
+class NoDescriptionError(Exception):
+    """No other process can tell whether it has the same object; the message names it."""
+
+
+def code_digest(code: types.CodeType) -> str:
+    """Return a digest of byte code with its constants and names. Files, lines and docstrings do not count."""
+    return hashlib.blake2b(repr(_code_facts(code)).encode(), digest_size=16).hexdigest()
+
+
+_code_digest = functools.lru_cache(maxsize=16384)(code_digest)
+
+
+def _code_facts(code: types.CodeType) -> tuple[Any, ...]:
+    return (
+        code.co_name,
+        code.co_code,
+        tuple(map(_constant, code.co_consts)),
+        code.co_names,
+        code.co_varnames,
+        code.co_freevars,
+        code.co_cellvars,
+        (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags),
+        getattr(code, "co_exceptiontable", b""),
+    )
+
+
+def _constant(value: Any) -> Any:
+    if isinstance(value, types.CodeType):
+        return _code_facts(value)
+    if isinstance(value, tuple):
+        return ("tuple", *map(_constant, value))
+    if isinstance(value, frozenset):
+        return ("frozenset", *sorted(repr(_constant(one)) for one in value))
+    return (type(value).__name__, repr(value))
+
+
+class Describer:
+    """Describes objects for one comparison. `codes` has the digests of all code that descriptions cover so far."""
+
+    def __init__(self) -> None:
+        self.codes: set[str] = set()
+        self._known: dict[int, str] = {}
+        self._kept: list[Any] = []  # so that no address is used twice
+        self._open: list[Any] = []
+
+    def identity(self, value: Any) -> str:
+        """Return what stands for the identity of an object. Raises NoDescriptionError."""
+        text = self._known.get(id(value))
+        if text is None:
+            for depth, one in enumerate(self._open):
+                if one is value:
+                    return f"<itself, {depth}>"
+            if len(self._open) > _DEEPEST:
+                raise NoDescriptionError(f"{_name(value)}, {_DEEPEST} references deep")
+            self._open.append(value)
+            try:
+                facts = self._facts(value)
+            finally:
+                self._open.pop()
+            text = hashlib.blake2b(repr(facts).encode(), digest_size=12).hexdigest()
+            text = self._known[id(value)] = f"<{facts[0]} {text}>"
+            self._kept.append(value)
+        return text
+
+    def names(self, value: Any, looked_up: frozenset[str]) -> str:
+        """Return which names an object that tracing passed has, and what it is; empty if guards say it all.
+
+        Of a module, those of `looked_up` count, as others come and go with imports.
+        """
+        if type(value) in _PLAIN or isinstance(value, _SAID):
+            return ""
+        if isinstance(value, types.ModuleType):
+            return " ".join(sorted(looked_up & vars(value).keys()))
+        if isinstance(value, (type, types.FunctionType)):
+            return self.identity(value)
+        if isinstance(value, types.MethodType):
+            return self.identity(value.__func__)
+        found = [self.identity(type(value))] if not _is_pythons(type(value)) else [type(value).__qualname__]
+        found += self._attribute_names(value)
+        return " ".join(found)
+
+    @staticmethod
+    def _attribute_names(value: Any) -> list[str]:
+        attributes = getattr(value, "__dict__", None)
+        if not isinstance(attributes, dict):
+            return []
+        found = sorted(map(str, attributes))
+        if isinstance(value, torch.nn.Module):
+            for table in ("_parameters", "_buffers", "_modules"):
+                found += [table, *sorted(attributes.get(table) or ())]
+        return found
+
+    def _facts(self, value: Any) -> tuple[Any, ...]:
+        if type(value) in _PLAIN:
+            return ("value", type(value).__name__, repr(value))
+        if isinstance(value, _OF_TORCH):
+            return ("value", type(value).__qualname__, repr(value))
+        if isinstance(value, types.FunctionType):
+            return self._function(value)
+        if isinstance(value, types.CodeType):
+            return ("code", self._code(value))
+        if isinstance(value, type):
+            return self._class(value)
+        if isinstance(value, types.ModuleType):
+            return ("module", value.__name__)
+        if isinstance(value, types.MethodType):
+            return ("method", self.identity(value.__func__), self._value(value.__self__))
+        if isinstance(value, _IN_C):
+            owner = getattr(value, "__objclass__", None) or type(getattr(value, "__self__", None))
+            return ("builtin", getattr(value, "__module__", None), value.__qualname__, owner.__qualname__)
+        if isinstance(value, enum.Enum):
+            return ("member", self.identity(type(value)), value.name, self._value(value.value))
+        if isinstance(value, plain.OPERATORS):
+            return ("operator", str(value))
+        if isinstance(value, functools.partial):
+            return ("partial", *map(self._value, (value.func, value.args, value.keywords)))
+        if (wrapped := getattr(value, "__wrapped__", None)) is not None and _is_pythons(type(value)):
+            return ("wrapper", type(value).__qualname__, self.identity(wrapped))  # functools.lru_cache
+        raise NoDescriptionError(_name(value))
+
+    def _function(self, function: types.FunctionType) -> tuple[Any, ...]:
+        if _CONSTANT_RESULT in function.__dict__:
+            raise NoDescriptionError(f"the result of {_name(function)}, which Dynamo takes for a constant")
+        cells = []
+        for cell in function.__closure__ or ():
+            try:
+                cells.append(self._value(cell.cell_contents))
+            except ValueError:
+                cells.append("empty")
+        defaults = (function.__defaults__ or (), sorted((function.__kwdefaults__ or {}).items()))
+        return (
+            "function",
+            function.__module__,
+            function.__qualname__,
+            self._code(function.__code__),
+            tuple(cells),
+            [self._value(value) for value in defaults[0]],
+            [(name, self._value(value)) for name, value in defaults[1]],
+            [(name, self._value(value)) for name, value in sorted(function.__dict__.items()) if name != _ADDRESS],
+        )
+
+    def _class(self, cls: type) -> tuple[Any, ...]:
+        rows: list[Any] = []
+        for base in cls.__mro__:
+            if _is_pythons(base):
+                rows.append((base.__module__, base.__qualname__))
+                continue
+            own = sorted((name, value) for name, value in vars(base).items() if name not in _PASSED_OVER)
+            rows.append((base.__module__, base.__qualname__, [(name, self._value(value)) for name, value in own]))
+        if not _is_pythons(type(cls)):
+            rows.append(self.identity(type(cls)))
+        if isinstance(cls, abc.ABCMeta):
+            rows.append(_registered(cls))
+        return ("class", rows)
+
+    def _value(self, value: Any) -> Any:
+        """A default, the content of a cell, an attribute: constants and code in full, others by their class."""
+        if isinstance(value, tuple) and type(value) is tuple:
+            return ("tuple", *map(self._value, value))
+        if isinstance(value, frozenset):
+            return ("frozenset", *sorted(repr(self._value(one)) for one in value))
+        if isinstance(value, _CONTAINERS):
+            return type(value).__name__  # Dynamo guards on what it reads of it
+        if isinstance(value, (classmethod, staticmethod)):
+            return (type(value).__name__, self._value(value.__func__))
+        if isinstance(value, property):
+            return ("property", *map(self._value, (value.fget, value.fset, value.fdel)))
+        if isinstance(value, functools.cached_property):
+            return ("cached_property", self._value(value.func))
+        try:
+            return self.identity(value)
+        except NoDescriptionError:
+            if isinstance(value, (type, types.FunctionType, types.MethodType)):
+                raise
+            return ("object", type(value).__module__, type(value).__qualname__)
+
+    def _code(self, code: types.CodeType) -> str:
+        digest = _code_digest(code)
+        if digest not in self.codes:
+            self.codes |= digests_of(code)
+        return digest
+
+
+def _registered(cls: abc.ABCMeta) -> list[str]:
+    """The names of classes registered as virtual subclasses of an abstract class, or of one of its subclasses."""
+    found: set[str] = set()
+    left: list[Any] = [cls]
+    seen: set[Any] = set()
+    while left:
+        one = left.pop()
+        if one in seen or not isinstance(one, abc.ABCMeta):
+            continue
+        seen.add(one)
+        registry = [reference() for reference in _abc._get_dump(one)[0]]
+        found |= {f"{other.__module__}.{other.__qualname__}" for other in registry if other is not None}
+        subclasses: list[Any] = type.__subclasses__(one)
+        left += [*subclasses, *(other for other in registry if other is not None)]
+    return sorted(found)
+
+
+def _is_pythons(cls: type) -> bool:
+    """Return whether a class is written in C, and so the same in each process with this Python and these libraries."""
+    return not cls.__flags__ & (1 << 9) or cls.__module__ in ("abc", "typing", "collections.abc", "enum")
+
+
+def _name(value: Any) -> str:
+    name = getattr(value, "__qualname__", None)
+    return f"{value.__module__}.{name}" if isinstance(name, str) else f"an object of {type(value).__qualname__}"
+
+
+def digests_of(code: types.CodeType) -> set[str]:
+    """Return the digests of code and of all code that is nested in it."""
+    found = {_code_digest(code)}
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            found |= digests_of(constant)
+    return found
+
+
+def names_of(codes: Iterable[types.CodeType]) -> frozenset[str]:
+    """Return all names and constant texts of code: what it may look up by name is among them."""
+    found: set[str] = set()
+    left = list(codes)
+    while left:
+        code = left.pop()
+        found.update(code.co_names)
+        for constant in code.co_consts:
+            if isinstance(constant, types.CodeType):
+                left.append(constant)
+            elif isinstance(constant, str):
+                found.add(constant)
+    return frozenset(found)

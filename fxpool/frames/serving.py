@@ -1,0 +1,235 @@
+"""Serves frames from the cache in Dynamo's place, and keeps those that Dynamo traced.
+
+A frame is looked up by its own code and by all that every frame depends on (`key_of`). Records under one key differ in
+what tracing met: the first that fits this frame is handed to Dynamo, with the entries of its graphs loaded.
+
+No error here breaks a compile: Dynamo traces the frame as it would without this cache, and the reason is counted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+import torch
+
+from fxpool import config, counters, notices
+from fxpool.codecache.code.unproven import UnprovenError
+from fxpool.codecache.key import cacheable, key
+from fxpool.codecache.store.entry import Entry, Metadata
+from fxpool.codecache.store.store import LocalStore
+from fxpool.errors import CannotReturnError, CorruptEntryError, FxpoolError
+from fxpool.frames import record as records
+from fxpool.frames.record import RefusedError
+from fxpool.lowering.artifact import load
+from fxpool.lowering.artifact.content import Content, content_of
+from fxpool.lowering.artifact.entry_parts import RESULT, parts_of_entry
+from fxpool.lowering.core import options as call_options
+from fxpool.lowering.core.attempt import Attempt
+from fxpool.lowering.fallback import chain
+from fxpool.lowering.request import capture
+from fxpool.torch_compat.frames import converting, folded
+from fxpool.torch_compat.frames.recording import Recorder
+
+__all__ = ["FRAME", "REFUSALS", "attempt_for", "begin", "key_of", "surroundings_of"]
+
+log = notices.logger(__name__)
+
+#: The level of an entry that holds a frame.
+FRAME = "frame"
+#: Errors that mean that a frame has no key: it is traced, and not kept.
+REFUSALS = (RefusedError, FxpoolError, UnprovenError, cacheable.Bypass)
+# Records tried for one frame. Each has its guards built, which takes as long as a hit.
+_MOST = 16
+
+
+class _Match(NamedTuple):
+    """A record that fits a frame, and the callables of its graphs by the names of their globals."""
+
+    record: records.Record
+    fitted: records.Fitted
+    graphs: dict[str, Callable[..., Any]]
+    entry: Entry
+    store: LocalStore
+
+
+def begin() -> None:
+    """Serve frames of `torch.compile(backend="fxpool")` from now on, if the setting `frames` says so. Idempotent."""
+    converting.surround(_around)
+
+
+def _around(call: converting.Call, trace: Callable[[Recorder | None], Any]) -> Any:
+    if not _is_on() or not call.plain or getattr(call.backend, "compiler_name", None) != "fxpool":
+        return trace(None)
+    begun = time.perf_counter()
+    try:
+        attempt = attempt_for(call.backend)
+        digest = key_of(call, attempt)
+        found = _find(digest, attempt.stores(), call)
+        if found is not None and config.current().frames != "verify":
+            answer = _handed_over(found, call)
+            counters.count("frames", "served")
+            log.info("served %s in %.3f s", _name(call), time.perf_counter() - begun)
+            return answer
+    except Exception as error:
+        _not_kept(call, error)
+        return trace(None)
+    recorder = Recorder()
+    answer = trace(recorder)
+    counters.count("frames", "traced")
+    begun = time.perf_counter()
+    try:
+        made = records.make(call, recorder, lambda function: getattr(function, "fxpool_entry", None))
+        if found is not None:
+            _verify(found, made, call)
+        else:
+            _keep(made, digest, attempt.store(), call)
+            log.info("kept %s in %.3f s", _name(call), time.perf_counter() - begun)
+    except Exception as error:
+        _not_kept(call, error)
+    return answer
+
+
+def _is_on() -> bool:
+    try:
+        return config.current().frames != "off"
+    except FxpoolError:  # the graph reports it
+        return False
+
+
+def _not_kept(call: converting.Call, error: Exception) -> None:
+    if isinstance(error, (RefusedError, cacheable.Bypass)):
+        reason = f"refused:{error.reason}"
+    elif isinstance(error, REFUSALS):
+        reason = f"refused:{type(error).__name__}"
+    else:
+        reason = f"error:{type(error).__name__}"
+    counters.count("frames", reason)
+    unexpected = reason.startswith("error:")
+    log.log(
+        logging.WARNING if unexpected else logging.INFO,
+        "the frame %s is not kept (%s): %s",
+        _name(call),
+        reason,
+        error,
+        exc_info=error if unexpected else None,
+    )
+
+
+def _name(call: converting.Call) -> str:
+    return (
+        f"{getattr(call.code, 'co_qualname', call.code.co_name)} ({call.code.co_filename}:{call.code.co_firstlineno})"
+    )
+
+
+def attempt_for(backend: Any) -> Attempt:
+    """Return the attempt to compile graphs with the options of a call of `torch.compile`. Raises ConfigurationError."""
+    given: Mapping[str, Any] = getattr(backend, "kwargs", {})
+    return Attempt("frame", call_options.parse(given.get("mode"), given.get("options")))
+
+
+def key_of(call: converting.Call, attempt: Attempt) -> str:
+    """Return the digest of a frame's code and of all that does not depend on its objects. Raises one of `REFUSALS`."""
+    options = attempt.options
+    if options.mode != "subprocess" or options.asynchronous or options.stages:
+        raise RefusedError("mode", "graphs that are compiled in the background or in stages have no one entry")
+    if options.regions == "on":
+        raise RefusedError("pieces", "graphs are cut into pieces")
+    if not attempt.stores():
+        raise RefusedError("no_cache", "there is no cache")
+    facts = [
+        records.identity_of(call.code),
+        str(call.names.get("__name__")),
+        call.whole,
+        repr(getattr(call.backend, "dynamic", None)),
+        repr(sorted(options.inductor.items())),
+        sys.version,
+        sys.flags.optimize,
+        folded.facts(),
+        surroundings_of(attempt),
+    ]
+    return hashlib.sha256(key.canonical(facts)).hexdigest()
+
+
+def surroundings_of(attempt: Attempt) -> str:
+    """Return the digest of all that the key of each graph of an attempt has besides the graph. Errors as `key_of`."""
+    with chain.options_in_force(attempt.options):
+        return capture.surroundings(attempt.destination())
+
+
+def _find(digest: str, stores: list[LocalStore], call: converting.Call) -> _Match | None:
+    for store in stores:
+        for entry in store.entries(digest)[:_MOST]:
+            if not store.complete(entry) or content_of(entry).level != FRAME:
+                continue
+            data = store.read_blob(entry.blobs[RESULT])
+            if data is None:
+                continue
+            try:
+                record = msgspec.msgpack.decode(data, type=records.Record)
+                fitted = records.fit(record, call)
+                graphs = {
+                    f"{fitted.prefix}{number}": _graph(row[1], row[2], stores)
+                    for number, row in record.installed.items()
+                    if row[0] == "graph"
+                }
+            except (records.UnfitError, CorruptEntryError, CannotReturnError, msgspec.MsgspecError) as error:
+                counters.count("frames", "unfit")
+                log.info("a frame that is kept does not fit %s: %s", _name(call), error)
+                continue
+            return _Match(record, fitted, graphs, entry, store)
+    return None
+
+
+def _graph(digest: str, name: str, stores: list[LocalStore]) -> Callable[..., Any]:
+    for store in stores:
+        for entry in store.entries(digest):
+            if entry.name == name and store.complete(entry):
+                store.mark_used(entry)
+                return load.load_without_graph(parts_of_entry(entry, store))
+    raise records.UnfitError("a graph is no longer in the cache")
+
+
+def _handed_over(match: _Match, call: converting.Call) -> Any:
+    record, fitted = match.record, match.fitted
+    defined = {**fitted.defined, **match.graphs, **records.rests(record, fitted, call)}
+    match.store.mark_used(match.entry)
+    return converting.hand_over(call, fitted.code, fitted.manager, defined)
+
+
+def _keep(record: records.Record, digest: str, store: LocalStore | None, call: converting.Call) -> None:
+    if store is None:
+        raise RefusedError("no_cache", "there is no cache to write to")
+    # Frames with one key differ in the objects that tracing met. An entry's guards tell such entries apart, and list
+    # them to users.
+    content = msgspec.msgpack.encode(record)
+    objects = hashlib.blake2b(content, digest_size=8).hexdigest()
+    entry = Entry(
+        key=digest,
+        components=[],
+        guards=[["symbol", f"objects_{objects}"]],
+        content=Content(level=FRAME),
+        metadata=Metadata(label=call.code.co_name, created=time.time(), torch_version=str(torch.__version__)),
+    )
+    store.publish(entry, {RESULT: content})
+    counters.count("frames", "kept")
+
+
+def _verify(match: _Match, record: records.Record, call: converting.Call) -> None:
+    """Compare a record that fits with what Dynamo made of the frame now; discard it if they differ."""
+    difference = records.difference(match.record, record)
+    if difference is None:
+        counters.count("frames", "verified")
+        return
+    counters.count("frames", "wrong")
+    match.store.remove(match.entry.key, match.entry.name)
+    log.warning(
+        "the frame that was kept for %s is not what Dynamo makes of it now, and was removed: %s. Please report this",
+        _name(call),
+        difference,
+    )

@@ -1,0 +1,8 @@
+"""Dynamo's frames: what it makes of a function's byte code, written down and handed back to it.
+
+converting    the step from a frame to byte code with guards, with a function around it
+recording     collects what Dynamo makes of a frame
+guards        a frame's guards as plain data, and built again on other objects
+plain         Dynamo's sources as plain data
+folded        answers of torch that Dynamo takes for constants, and its configuration
+"""

@@ -1,0 +1,94 @@
+"""Dynamo's step from a frame to byte code with guards, which a program's frames pass once per set of guards.
+
+`surround` puts a function around it. It is called where Dynamo would trace, with Dynamo's lock held, and either traces
+(`trace`) or hands over byte code and guards as if Dynamo had just made them (`hand_over`).
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from torch._dynamo import convert_frame, utils
+from torch._dynamo.types import GuardedCode, wrap_guarded_code
+
+from fxpool import forks
+from fxpool.torch_compat.frames.recording import Recorder, recording
+
+__all__ = ["Call", "hand_over", "surround"]
+
+Around = Callable[["Call", Callable[[Recorder | None], Any]], Any]
+
+
+class Call(NamedTuple):
+    """One frame that Dynamo is about to trace.
+
+    `variables` are its locals, `names` its module's globals. `backend` is the compiler that `torch.compile` was given;
+    `whole`: it may not be broken into several graphs. `plain`: nothing is asked of Dynamo but the code to run.
+    """
+
+    code: types.CodeType
+    variables: dict[str, Any]
+    names: dict[str, Any]
+    backend: Any
+    whole: bool
+    plain: bool
+    compile_id: Any
+
+
+_lock = forks.lock(__name__, "_lock")
+_original: Callable[..., Any] | None = None
+
+
+def surround(around: Around) -> None:
+    """Call `around` for each frame from now on. Only the first function of a process counts."""
+    global _original
+    with _lock:
+        if _original is not None:
+            return
+        _original = convert_frame._compile
+        parameters = inspect.signature(_original)
+
+        @functools.wraps(_original)
+        def compile_frame(*args: Any, **kwargs: Any) -> Any:
+            bound = parameters.bind(*args, **kwargs).arguments
+
+            def trace(recorder: Recorder | None) -> Any:
+                if recorder is None:
+                    return _original(*args, **kwargs)
+                with recording(recorder):
+                    return _original(*args, **{**kwargs, "package": recorder})
+
+            return around(_call(bound), trace)
+
+        convert_frame._compile = compile_frame
+
+
+def _call(bound: Mapping[str, Any]) -> Call:
+    hooks = bound["hooks"]
+    asked = (hooks.guard_export_fn, hooks.guard_fail_fn, hooks.guard_filter_fn, bound.get("package"))
+    return Call(
+        code=bound["code"],
+        variables=bound["locals"],
+        names=bound["globals"],
+        backend=convert_frame.innermost_backend(bound["compiler_fn"]),
+        whole=bound["one_graph"],
+        plain=not bound["export"] and not bound["export_constraints"] and all(one is None for one in asked),
+        compile_id=bound["compile_id"],
+    )
+
+
+def hand_over(call: Call, code: types.CodeType, manager: Any, defined: Mapping[str, Any]) -> Any:
+    """Return Dynamo's answer for a frame: run `code` while the guards of `manager` hold.
+
+    `defined` are globals for the code, which go when the code does, as those that Dynamo defines.
+    """
+    convert_frame.orig_code_map[code] = call.code
+    convert_frame.output_codes.add(code)
+    utils.CleanupManager.instance[code] = [
+        utils.CleanupHook.create(call.names, name, value) for name, value in defined.items()
+    ]
+    return wrap_guarded_code(GuardedCode(code, manager, call.compile_id, f"Torch-Compiled Region: {call.compile_id}"))

@@ -1,0 +1,264 @@
+"""The guards of a frame: written down as plain data, and built again on the objects of another process.
+
+A guard names an object by its source and checks something about it: its type, its identity, its value. `Guards` holds
+the sources and the kinds of checks. Where the checks are built from live objects, they say in text what they check:
+two frames are the same to Dynamo if all guards say the same, word for word, and hold.
+
+The address of an object is replaced in the text by a description, which the caller gives.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import logging
+import re
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+import torch
+from torch._dynamo import guards as torchs
+from torch._dynamo.output_graph import OutputGraphCommon, OutputGraphGuardsState
+
+from fxpool.torch_compat.frames import plain
+
+__all__ = ["Built", "Guards", "GuardsDifferError", "Manager", "NoGuardsError", "build", "builtins_of", "read"]
+
+#: Describes an object whose address a guard checks; raises `NoGuardsError` if it can't be told in another process.
+Describe = Callable[[Any], str]
+
+_ADDRESS = re.compile(r"\b\d{9,}\b")
+# Those that hold a count or a weak reference, and those whose text does not have all that they check.
+_UNKNOWN = frozenset(
+    (
+        "DICT_VERSION",
+        "DTENSOR_SPEC_MATCH",
+        "FAKE_SCRIPT_TYPE_MATCH",
+        "NN_MODULE",
+        "OPAQUE_OBJ_GUARD_FN_MATCH",
+        "TENSOR_SUBCLASS_METADATA_MATCH",
+        "WEAKREF_ALIVE",
+    )
+)
+
+
+class NoGuardsError(Exception):
+    """These guards can't be written down; the message says which, and why."""
+
+
+class GuardsDifferError(Exception):
+    """The guards do not fit this process's objects; the message says which differs."""
+
+
+class Guards(msgspec.Struct, frozen=True, kw_only=True):
+    """A frame's guards as plain data (`plain.Writer`). `rows` are (source, kind, arguments, keywords)."""
+
+    sources: list[Any]
+    rows: list[list[Any]]
+    key_order: list[Any]
+    sizes: Any
+    dual_level: int
+    current_device: Any
+    global_state: str
+    after_autograd: list[Any]
+    builtins: str | None
+    shapes: Any
+
+
+class Built(NamedTuple):
+    """Guards on live objects: torch's manager, what all of them say, sorted, and each object that a source leads to."""
+
+    manager: Any
+    said: list[str]
+    objects: dict[str, Any]
+
+
+class Manager(torchs.CheckFunctionManager):
+    """Builds guards as torch does, and keeps the objects whose addresses they check."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.named: dict[int, Any] = {}
+        super().__init__(*args, **kwargs)
+
+    def id_ref(self, obj: object, obj_str: str) -> int:
+        self.named[id(obj)] = obj
+        return int(super().id_ref(obj, obj_str))
+
+
+def read(shapes: Any, builder: Any, guards: Sequence[Any], graph: Any) -> Guards:
+    """Return the guards that Dynamo has just built for a frame; `shapes` are those on sizes. Raises NoGuardsError."""
+    if graph.torch_function_mode_stack or graph.functorch_layers:
+        raise NoGuardsError("a mode or a transform of functorch is in force")
+    state = graph.dump_guards_state()
+    writer = plain.Writer()
+    write = writer.write
+    try:
+        return Guards(
+            rows=[_row(guard, builder, write) for guard in guards],
+            key_order=[write(source) for source in state.guard_on_key_order],
+            sizes=write(_sizes(state.input_source_to_sizes_strides)),
+            dual_level=state.dual_level,
+            current_device=write(state.current_device),
+            global_state=state.global_state_guard.__getstate__(),
+            after_autograd=[write(guard) for guard in state._aotautograd_guards],
+            builtins=state.name_of_builtins_dict_key_in_fglobals,
+            shapes=write(shapes),
+            sources=writer.table,
+        )
+    except plain.NotPlainError as error:
+        raise NoGuardsError(f"a guard holds {error}") from error
+
+
+def _row(guard: Any, builder: Any, write: Callable[[Any], Any]) -> list[Any]:
+    make = guard.create_fn
+    arguments, keywords = (make.args, make.keywords) if isinstance(make, functools.partial) else ((), {})
+    function = guard.inner_create_fn()
+    name = function.__name__
+    if name in _UNKNOWN or getattr(torchs.GuardBuilder, name, None) is not function:
+        raise NoGuardsError(f"no other process can make the guard {name} on {guard.name}")
+    if name == "EMPTY_NN_MODULE_HOOKS_DICT" and len(builder.get(guard)):
+        raise NoGuardsError(f"{guard.name} has hooks")
+    if name == "TENSOR_MATCH":  # the tensor itself, which is looked up again
+        arguments, keywords = (), {key: value for key, value in keywords.items() if key != "value"}
+    return [write(guard.originating_source), name, write(tuple(arguments)), write(dict(keywords))]
+
+
+def _sizes(sizes: Mapping[Any, Any]) -> dict[Any, Any]:
+    """The sizes and strides of inputs, with numbers in the place of symbols."""
+    return dict(torch.utils._pytree.tree_map(torchs.convert_int_to_concrete_values, dict(sizes)))
+
+
+def build(
+    guards: Guards, code: types.CodeType, variables: dict[str, Any], names: dict[str, Any], describe: Describe
+) -> Built:
+    """Build a frame's guards on these locals and globals. They hold for the frame, if they say what they should.
+
+    `names` may get the entry for Python's builtins that Dynamo's code reads. Raises GuardsDifferError: a source leads
+    nowhere, or a guard does not hold whatever it says.
+    """
+    try:
+        read = plain.Reader(guards.sources).read
+        rows = [tuple(map(read, row)) for row in guards.rows]
+        state = _state(guards, [_guard(*row) for row in rows], variables, names, read)
+        shapes = read(guards.shapes)
+    except (plain.NotPlainError, NoGuardsError) as error:
+        raise GuardsDifferError(str(error)) from error
+    objects = _objects([row[0] for row in rows], variables, names)
+    for source, name, *_ in rows:
+        # Torch builds a guard on an empty dictionary of hooks without a look at it.
+        if name == "EMPTY_NN_MODULE_HOOKS_DICT" and len(objects[source.name]):
+            raise GuardsDifferError(f"{source.name} has hooks")
+    try:
+        with _quiet():
+            manager = Manager(code, OutputGraphCommon(state), shape_code_parts=shapes)
+        said = _said(manager, sorted(state._guards, key=torch._guards.Guard.sort_key), describe)
+    except Exception as error:  # looking up a source in other objects may raise anything
+        raise GuardsDifferError(f"{type(error).__name__}: {error}") from error
+    if not manager.guard_manager.check(variables):
+        raise GuardsDifferError(str(manager.guard_manager.check_verbose(variables)))
+    return Built(manager.guard_manager, said, objects)
+
+
+def _objects(sources: Iterable[Any], variables: dict[str, Any], names: dict[str, Any]) -> dict[str, Any]:
+    """Return the objects that sources lead to and pass on their way, by the sources' names."""
+    scope: dict[str, Any] = {"L": variables, "G": names}
+    known: dict[Any, Any] = {}
+    found: dict[str, Any] = {}
+    for source in sources:
+        while source is not None and source.name and source.name not in found:
+            try:
+                found[source.name] = source.get_value(scope, {}, known)
+            except Exception as error:  # the objects are others
+                raise GuardsDifferError(f"{source.name}: {type(error).__name__}: {error}") from error
+            source = getattr(source, "base", None)
+    return found
+
+
+def _guard(source: Any, name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    function = getattr(torchs.GuardBuilder, name, None)
+    if function is None or name in _UNKNOWN:
+        raise NoGuardsError(f"this torch has no guard {name}")
+    return torch._guards.Guard(
+        source, functools.partial(function, *arguments, **keywords) if arguments or keywords else function
+    )
+
+
+def _state(
+    guards: Guards,
+    live: Sequence[Any],
+    variables: dict[str, Any],
+    names: dict[str, Any],
+    read: Callable[[Any], Any],
+) -> OutputGraphGuardsState:
+    if guards.builtins is not None:
+        pythons = builtins_of(names)
+        if names.setdefault(guards.builtins, pythons) is not pythons:
+            raise NoGuardsError(f"the module has another {guards.builtins}")
+    state = torch._C._dynamo.guards.GlobalStateGuard()
+    state.__setstate__(guards.global_state)
+    ordered = importlib.import_module("torch.utils._ordered_set").OrderedSet
+    return OutputGraphGuardsState(
+        local_scope=variables,
+        global_scope=names,
+        torch_function_mode_stack=[],
+        guard_on_key_order={read(source) for source in guards.key_order},
+        input_source_to_sizes_strides=read(guards.sizes),
+        dual_level=guards.dual_level,
+        functorch_layers=[],
+        current_device=read(guards.current_device),
+        global_state_guard=state,
+        _guards=torch._guards.GuardsSet(ordered(live)),
+        _aotautograd_guards=[read(guard) for guard in guards.after_autograd],
+        skip_guards_check=True,
+        name_of_builtins_dict_key_in_fglobals=guards.builtins,
+    )
+
+
+def builtins_of(names: Mapping[str, Any]) -> dict[str, Any]:
+    """Python's builtins as a module's globals have them: a dictionary, or a module."""
+    found = names["__builtins__"]
+    return found if isinstance(found, dict) else vars(found)
+
+
+def _said(manager: Manager, guards: Sequence[Any], describe: Describe) -> list[str]:
+    """Return the texts of all guards, each line once; addresses are replaced by descriptions."""
+
+    def described(match: re.Match[str]) -> str:
+        number = int(match.group())
+        return describe(manager.named[number]) if number in manager.named else match.group()
+
+    lines = [part for guard in guards for part in guard.code_list or ()]
+    lines += _leaves(manager.guard_manager.root)
+    return sorted({_ADDRESS.sub(described, line) for line in lines})
+
+
+def _leaves(manager: Any) -> Iterator[str]:
+    """The texts of all leaf guards below a manager; torch's own listing leaves out those of dictionaries."""
+    for leaf in manager.get_leaf_guards():
+        yield from leaf.verbose_code_parts()
+    if isinstance(manager, torchs.DictGuardManager):
+        children = [one for pair in manager.get_key_value_managers().values() for one in pair if one is not None]
+    else:
+        children = manager.get_child_managers()
+    for child in children:
+        yield from _leaves(child)
+    for leaf in getattr(manager, "get_epilogue_lambda_guards", tuple)():
+        yield from leaf.verbose_code_parts()
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep torch from logging a guard that can't be built."""
+    logger = logging.getLogger("torch._guards")
+
+    def none(_: logging.LogRecord) -> bool:
+        return False
+
+    logger.addFilter(none)
+    try:
+        yield
+    finally:
+        logger.removeFilter(none)

@@ -1,0 +1,87 @@
+"""Collects what Dynamo makes of a frame while it traces it: byte code, guards, and the code of inlined functions.
+
+Dynamo tells a ``CompilePackage`` these, if there is one. `Recorder` takes its place; torch writes nothing down.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import types
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from torch._dynamo import convert_frame
+from torch._dynamo import guards as torchs
+
+from fxpool.torch_compat.frames.guards import Guards, NoGuardsError, read
+from fxpool.torch_compat.patching import patched
+
+__all__ = ["Recorder", "recording"]
+
+
+class Recorder:
+    """Receives what Dynamo makes of one frame. Names are of globals of the frame's module.
+
+    `code` is the frame's new byte code, None if Dynamo made none. `inlined` is the code of all functions that were
+    traced; `imports` the module behind each name that Dynamo gave to one; `graphs` the callable in the place of each
+    graph; `resumed` the code of functions for the rest after a graph break; `installed` all names that Dynamo defined.
+    `refusal` says why the frame can't be kept, as a reason and a text.
+    """
+
+    def __init__(self) -> None:
+        self.code: types.CodeType | None = None
+        self.guards: Guards | None = None
+        self.inlined: list[types.CodeType] = []
+        self.imports: dict[str, str] = {}
+        self.graphs: dict[str, Callable[..., Any]] = {}
+        self.resumed: dict[str, types.CodeType] = {}
+        self.installed: frozenset[str] = frozenset()
+        self.refusal: tuple[str, str] | None = None
+
+    # ------------------------------------------------------------ called by Dynamo
+
+    @contextlib.contextmanager
+    def code_context(self, code: types.CodeType) -> Iterator[None]:
+        yield
+
+    def add_guarded_code(self, guards: bytes, code: types.CodeType) -> None:
+        self.code = code
+
+    def add_inlined_source(self, codes: Sequence[types.CodeType]) -> None:
+        self.inlined += codes
+
+    def update_device_type(self, graph: Any) -> None: ...
+
+    def add_import_source(self, alias: str, module: str) -> None:
+        self.imports[alias] = module
+
+    def add_backend_id(self, name: str, function: Callable[..., Any]) -> None:
+        self.graphs[name] = function
+
+    def add_resume_function(self, code: types.CodeType, module: str, name: str | None) -> None:
+        if name is None:
+            self.refusal = ("closure", f"the rest of {code.co_name} has no name")
+        else:
+            self.resumed[name] = code
+
+    def bypass_current_entry(self) -> None:
+        self.refusal = self.refusal or ("torch", "torch's own packages keep no such frame either")
+
+    bypass_current_compile = bypass_current_entry  # its name since 2.15
+
+
+@contextlib.contextmanager
+def recording(recorder: Recorder) -> Iterator[None]:
+    """Have the guards that Dynamo builds in this block read into the recorder. Dynamo's lock must be held."""
+
+    class Reading(torchs.CheckFunctionManager):
+        def serialize_guards(self, builder: Any, guards: Sequence[Any], graph: Any) -> bytes:
+            try:
+                recorder.guards = read(self.shape_code_parts, builder, guards, graph)
+                recorder.installed = frozenset(graph.installed_globals)
+            except NoGuardsError as error:
+                recorder.refusal = recorder.refusal or ("guard", str(error))
+            return b"read"
+
+    with patched(convert_frame, "CheckFunctionManager", Reading):
+        yield

@@ -1,0 +1,185 @@
+"""Records the frame of a program and meets a change of it in another process: is the frame served, and rightly?
+
+    frame_changes.py FOLDER KIND...
+
+prints a line of JSON for each kind of `frame_kinds`: the outcome of the program unchanged, and changed. Each runs in a
+forked child. Graphs run as Dynamo captured them, so that nothing is compiled; everything else is what
+`fxpool.frames` does with a store.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import importlib
+import json
+import os
+import pickle
+import random
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from frame_kinds import KINDS, Kind
+
+from fxpool.frames import record, serving
+from fxpool.torch_compat.frames import converting
+from fxpool.torch_compat.frames.recording import Recorder
+
+
+class MissedError(Exception):
+    """No record fits: Dynamo would trace."""
+
+
+class Shelf:
+    """Keeps the records and graphs of one program in a folder, by the key that `fxpool.frames` gives a frame."""
+
+    def __init__(self, folder: Path, tracing: bool) -> None:
+        self._folder, self._tracing = folder, tracing
+        self.said: list[str] = []
+
+    def around(self, call: converting.Call, trace: Callable[[Recorder | None], Any]) -> Any:
+        try:
+            key = serving.key_of(call, serving.attempt_for(None))
+        except serving.REFUSALS as error:
+            self.said.append(f"no key: {error}")
+            return trace(None)
+        for path in sorted(self._folder.glob(f"{key}.*.record")):
+            kept = msgspec.msgpack.decode(path.read_bytes(), type=record.Record)
+            try:
+                fitted = record.fit(kept, call)
+            except record.UnfitError as error:
+                self.said.append(str(error))
+                continue
+            graphs = {
+                f"{fitted.prefix}{number}": torch._dynamo.disable(pickle.loads((self._folder / row[1]).read_bytes()))
+                for number, row in kept.installed.items()
+                if row[0] == "graph"
+            }
+            self.said.append("served")
+            defined = {**fitted.defined, **graphs, **record.rests(kept, fitted, call)}
+            return converting.hand_over(call, fitted.code, fitted.manager, defined)
+        if not self._tracing:
+            raise MissedError
+        recorder = Recorder()
+        answer = trace(recorder)
+        number = len([*self._folder.iterdir()])
+        graphs_kept: list[str] = []
+
+        def entry_of(function: Any) -> tuple[str, str]:
+            name = f"graph.{number}.{len(graphs_kept)}"
+            (self._folder / name).write_bytes(pickle.dumps(function.__self__))
+            graphs_kept.append(name)
+            return name, ""
+
+        try:
+            made = record.make(call, recorder, entry_of)
+        except record.RefusedError as error:
+            self.said.append(f"not kept: {error}")
+            return answer
+        (self._folder / f"{key}.{number:03}.record").write_bytes(msgspec.msgpack.encode(made))
+        self.said.append("kept")
+        return answer
+
+
+def _as_captured(gm: torch.fx.GraphModule, inputs: object) -> Any:
+    return gm.forward
+
+
+def run(kind: Kind, folder: Path, *, changed: bool, tracing: bool) -> dict[str, Any]:
+    """Run a kind's program: with Dynamo and records in `folder`, and without both."""
+    sources = folder / "program"
+    for file, text in kind.files(changed).items():
+        (sources / f"{file}.py").write_text(text)
+    sys.path.insert(0, str(sources))
+    sys.dont_write_bytecode = True
+    for name, value in kind.environment(changed).items():
+        os.environ[name] = value
+    random.seed(3)
+    torch.manual_seed(0)
+    module = importlib.import_module("program")
+    function, inputs = module.make()
+    if statement := kind.statement(changed):
+        exec(statement, {**vars(module), "module": module, "function": function, "torch": torch, "os": os, "sys": sys})
+    with _context(kind.context(changed)):
+        torch.manual_seed(1)
+        random.seed(5)
+        want = function(*inputs)
+        shelf = Shelf(folder, tracing)
+        converting.surround(shelf.around)
+        torch.manual_seed(0)
+        _, inputs = module.make()  # the function may have changed the first
+        torch.manual_seed(1)
+        random.seed(5)
+        try:
+            got = torch.compile(function, backend=_as_captured, dynamic=False)(*inputs)
+        except MissedError:
+            return {"outcome": "missed", "said": shelf.said, "want": _digest(want)}
+    outcome = "served" if "served" in shelf.said else "kept" if "kept" in shelf.said else "refused"
+    return {"outcome": outcome, "same": _same(want, got), "said": shelf.said, "want": _digest(want)}
+
+
+def _digest(value: Any) -> str:
+    dtype = getattr(value, "dtype", None)
+    return hashlib.sha256(f"{dtype} {value!r}".encode()).hexdigest()
+
+
+def _same(want: Any, got: Any) -> bool:
+    if not isinstance(want, torch.Tensor):
+        return type(want) is type(got) and repr(want) == repr(got)
+    if want.dtype != got.dtype or want.shape != got.shape or want.requires_grad != got.requires_grad:
+        return False
+    return torch.allclose(want, got, equal_nan=True)
+
+
+@contextlib.contextmanager
+def _context(expression: str) -> Iterator[None]:
+    with eval(expression, {"torch": torch}) if expression else contextlib.nullcontext():
+        yield
+
+
+def in_child(work: Callable[..., dict[str, Any]], **options: bool) -> dict[str, Any]:
+    """The result of a function in a forked child."""
+    reader, writer = os.pipe()
+    if (child := os.fork()) == 0:
+        os.close(reader)
+        try:
+            result = work(**options)
+        except BaseException:
+            result = {"outcome": "failed", "said": [traceback.format_exc()[-1500:]]}
+        with os.fdopen(writer, "w") as pipe:
+            json.dump(result, pipe)
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as pipe:
+        text = pipe.read()
+    status = os.waitpid(child, 0)[1]
+    report: dict[str, Any] = json.loads(text) if text else {"outcome": f"ended with {status}", "said": []}
+    return report
+
+
+def main(folder: Path, names: list[str]) -> None:
+    """Print what became of each kind."""
+    torch.set_num_threads(1)
+    warm = torch.compile(lambda x: x + 1, backend="eager")  # imports what all children need
+    warm(torch.ones(2))
+    torch._dynamo.reset()
+    serving.surroundings_of(serving.attempt_for(None))  # remembered by a process, and inherited by its children
+    for name in names:
+        place = folder / str(len([*folder.iterdir()]))
+        (place / "program").mkdir(parents=True)
+        in_this = functools.partial(run, KINDS[name], place)
+        report: dict[str, Any] = {"kind": name, "first": in_child(in_this, changed=False, tracing=True)}
+        if report["first"]["outcome"] == "kept":
+            report["again"] = in_child(in_this, changed=False, tracing=False)
+            report["changed"] = in_child(in_this, changed=True, tracing=False)
+        print(json.dumps(report), flush=True)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2:] or [*KINDS])

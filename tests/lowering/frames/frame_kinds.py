@@ -1,0 +1,497 @@
+"""Programs whose frame is recorded, and a change of each that the next process meets.
+
+A program is a module with ``make``, which returns a function and its arguments. A change is an edit of the text of the
+module or of its helpers, a statement that runs ahead of the compile (names: those of the module, `module`, `function`,
+`torch`, `os`, `sys`), another environment, or another context.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import textwrap
+
+__all__ = ["KINDS", "Kind"]
+
+HEAD = """
+import collections, contextlib, dataclasses, enum, functools, itertools, math, operator, os, sys, types
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+import helpers
+from helpers import by_name
+"""
+
+HELPERS = """
+import torch
+RATE = 1.5
+TABLE = {"a": 2.0}
+def other(x):
+    return x - 0.1
+def by_name(x):
+    return x * 0.01
+def twice(function):
+    def wrapper(x):
+        return function(x) * 1.01
+    return wrapper
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """One program and its change.
+
+    `text` is the program without its imports; `forward` in short for a function of one argument. `edit` is (old, new)
+    in the text, or (file, old, new). `neutral`: the frame may be served, as what it
+    depends on stays. `silent`: it may not, though the result stays. `refused` is a part of the reason why the frame is
+    never kept. `once`: it is kept, and fits no other process.
+    """
+
+    text: str
+    edit: tuple[str, ...] = ()
+    run: str = ""
+    before: str = ""
+    variables: tuple[str, str] = ("", "")
+    inside: tuple[str, str] = ("", "")
+    neutral: bool = False
+    silent: bool = False
+    refused: str = ""
+    once: bool = False
+
+    def files(self, changed: bool) -> dict[str, str]:
+        """The texts of the program's modules, by name."""
+        found = {"program": HEAD + textwrap.dedent(self.text), "helpers": HELPERS}
+        if changed and self.edit:
+            name, old, new = self.edit if len(self.edit) == 3 else ("program", *self.edit)
+            assert old in found[name], (name, old)
+            found[name] = found[name].replace(old, new)
+        return found
+
+    def statement(self, changed: bool) -> str:
+        """The statement that runs ahead of the compile."""
+        return textwrap.dedent(self.run if changed else self.before)
+
+    def environment(self, changed: bool) -> dict[str, str]:
+        """Environment variables of the process."""
+        name, _, value = self.variables[changed].partition("=")
+        return {name: value} if name else {}
+
+    def context(self, changed: bool) -> str:
+        """The context manager around the calls, as an expression."""
+        return self.inside[changed]
+
+
+def function(body: str, more: str = "", inputs: str = "torch.randn(4, 8)") -> str:
+    """A program that compiles a function of one tensor."""
+    lines = textwrap.indent(textwrap.dedent(body).strip(), "    ")
+    return f"{textwrap.dedent(more)}\ndef function(x):\n{lines}\ndef make():\n    return function, ({inputs},)\n"
+
+
+def model(body: str, init: str = "pass", more: str = "", members: str = "") -> str:
+    """A program that compiles a module with one layer."""
+    return (
+        f"{textwrap.dedent(more)}\nclass Net(nn.Module):\n{textwrap.indent(textwrap.dedent(members), '    ')}\n"
+        "    def __init__(self):\n        super().__init__()\n        self.layer = nn.Linear(8, 8)\n"
+        f"{textwrap.indent(textwrap.dedent(init).strip(), '        ')}\n"
+        f"    def forward(self, x):\n{textwrap.indent(textwrap.dedent(body).strip(), '        ')}\n"
+        "def make():\n    return Net(), (torch.randn(4, 8),)\n"
+    )
+
+
+_PATCH = "torch.nn.functional.{0} = lambda *args, **options: args[0] * 3"
+
+KINDS: dict[str, Kind] = {
+    # ---------------------------------------------------------------- edits of code
+    "comment": Kind(
+        function("return x * SCALE", "SCALE = 2.0"), ("SCALE = 2.0", "# words\n\nSCALE = 2.0"), neutral=True
+    ),
+    "own code": Kind(function("return x * 2"), ("x * 2", "x * 3")),
+    "inlined function": Kind(function("return f(x)", "def f(x):\n    return x * 1.5"), ("1.5", "2.5")),
+    "two calls down": Kind(
+        function("return f(x)", "def g(x):\n    return x + 0.25\ndef f(x):\n    return g(x)"), ("0.25", "0.75")
+    ),
+    "function of another file": Kind(function("return helpers.other(x)"), ("helpers", "0.1", "0.9")),
+    "function imported by name": Kind(function("return by_name(x)"), ("helpers", "0.01", "0.5")),
+    "method": Kind(model("return self.f(x)", members="def f(self, x):\n    return x + 0.5"), ("0.5", "2.5")),
+    "property": Kind(model("return x * self.p", members="@property\ndef p(self):\n    return 1.75"), ("1.75", "2.75")),
+    "static method": Kind(
+        model("return self.f(x)", members="@staticmethod\ndef f(x):\n    return x * 0.9"), ("0.9", "2")
+    ),
+    "class method": Kind(
+        model("return self.f(x)", members="K = 2.0\n@classmethod\ndef f(cls, x):\n    return x * cls.K"), ("2.0", "3.0")
+    ),
+    "decorator": Kind(
+        function("return f(x)", "@helpers.twice\ndef f(x):\n    return x * 2"), ("helpers", "1.01", "3.01")
+    ),
+    "decorated": Kind(function("return f(x)", "@helpers.twice\ndef f(x):\n    return x * 2"), ("x * 2", "x * 5")),
+    "closure's value": Kind(
+        function("return f(x)", "def outer(c=1.25):\n    def f(x):\n        return x * c\n    return f\nf = outer()"),
+        ("1.25", "4.25"),
+    ),
+    "default": Kind(function("return f(x)", "def f(x, k=0.3):\n    return x * k"), ("0.3", "0.9")),
+    "keyword default": Kind(function("return f(x)", "def f(x, *, k=0.3):\n    return x * k"), ("0.3", "0.9")),
+    "global number": Kind(function("return x * SCALE", "SCALE = 2.0"), ("2.0", "5.0")),
+    "global text": Kind(function("return x * len(NAME)", "NAME = 'abc'"), ("'abc'", "'abcde'")),
+    "global tuple": Kind(function("return x * SIZES[1]", "SIZES = (1, 2)"), ("(1, 2)", "(1, 3)")),
+    "global list": Kind(function("return x * sum(SIZES)", "SIZES = [1, 2]"), ("[1, 2]", "[1, 3]")),
+    "list's length": Kind(function("return x * len(SIZES)", "SIZES = [1, 2]"), ("[1, 2]", "[1, 2, 3]")),
+    "global dictionary": Kind(function("return x * D['a']", "D = {'a': 2.0}"), ("2.0", "3.0")),
+    "dictionary's order": Kind(
+        function("for name in D:\n    x = x * 2 + D[name]\nreturn x", "D = {'a': 1.0, 'b': 2.0}"),
+        ("{'a': 1.0, 'b': 2.0}", "{'b': 2.0, 'a': 1.0}"),
+    ),
+    "key that appears": Kind(
+        function("return x * 2 if 'b' in D else x - 7", "D = {'a': 2.0}"), ("{'a': 2.0}", "{'a': 2.0, 'b': 1.0}")
+    ),
+    "missing key's default": Kind(
+        function("return x * D.get('b', 3.0)", "D = {'a': 2.0}"), ("{'a': 2.0}", "{'a': 2.0, 'b': 1.0}")
+    ),
+    "set": Kind(function("return x * 2 if 'b' in S else x - 7", "S = {'a'}"), ("{'a'}", "{'a', 'b'}")),
+    "frozen set": Kind(
+        function("return x * 2 if 'b' in S else x - 7", "S = frozenset({'a'})"), ("{'a'}", "{'a', 'b'}")
+    ),
+    "class attribute": Kind(model("return x * self.K", members="K = 1.5"), ("1.5", "4.5")),
+    "base's attribute": Kind(
+        model("return x * self.base.K", "self.base = B()", "class A:\n    K = 1.5\nclass B(A):\n    pass"),
+        ("1.5", "4.5"),
+    ),
+    "enumeration": Kind(function("return x * C.RED.value", "class C(enum.Enum):\n    RED = 2"), ("RED = 2", "RED = 3")),
+    "integer enumeration": Kind(
+        function("return x * C.RED", "class C(enum.IntEnum):\n    RED = 2"), ("RED = 2", "RED = 3")
+    ),
+    "data class": Kind(
+        function("return x * C.k", "@dataclasses.dataclass\nclass D:\n    k: float = 2.0\nC = D()"), ("2.0", "3.0")
+    ),
+    "named tuple": Kind(
+        function("return x * C.k", "N = collections.namedtuple('N', 'j k')\nC = N(1.0, 2.0)"), ("2.0", "3.0")
+    ),
+    "namespace": Kind(function("return x * C.k", "C = types.SimpleNamespace(k=2.0)"), ("k=2.0", "k=3.0")),
+    "slots": Kind(function("return x * C.k", "class S:\n    __slots__ = ('k',)\nC = S()\nC.k = 2.0"), ("2.0", "3.0")),
+    "partial": Kind(
+        function("return f(x)", "def g(x, k):\n    return x * k\nf = functools.partial(g, k=2.0)"), ("2.0", "3.0")
+    ),
+    "partial's function": Kind(
+        function("return f(x)", "def g(x, k):\n    return x * k\nf = functools.partial(g, k=2.0)"), ("x * k", "x - k")
+    ),
+    "lambda": Kind(function("return f(x)", "f = lambda x: x * 2.0"), ("2.0", "3.0")),
+    "generator": Kind(
+        function("for k in g():\n    x = x * k\nreturn x", "def g():\n    yield 2.0\n    yield 3.0"), ("3.0", "4.0")
+    ),
+    "comprehension": Kind(function("return x * sum([k * 2 for k in range(N)])", "N = 3"), ("N = 3", "N = 4")),
+    "object's call": Kind(
+        function("return C(x)", "class A:\n    def __call__(self, x):\n        return x * 2.0\nC = A()"), ("2.0", "3.0")
+    ),
+    "object's length": Kind(
+        function("return x * len(C)", "class A:\n    def __len__(self):\n        return 2\nC = A()"),
+        ("return 2", "return 3"),
+    ),
+    "object's operator": Kind(
+        function("return x * (C + 1)", "class A:\n    def __add__(self, k):\n        return k * 2\nC = A()"),
+        ("k * 2", "k * 3"),
+    ),
+    "object's equality": Kind(
+        function(
+            "return x * 2 if C == 1 else x - 7", "class A:\n    def __eq__(self, k):\n        return True\nC = A()"
+        ),
+        ("return True", "return False"),
+    ),
+    "object's item": Kind(
+        function("return x * C[1]", "class A:\n    def __getitem__(self, k):\n        return k * 2\nC = A()"),
+        ("k * 2", "k * 3"),
+    ),
+    "attribute by function": Kind(
+        function("return x * C.k", "class A:\n    def __getattr__(self, name):\n        return 2.0\nC = A()"),
+        ("2.0", "3.0"),
+    ),
+    "descriptor": Kind(
+        function(
+            "return x * C.k",
+            "class D:\n    def __get__(self, a, b):\n        return 2.0\nclass A:\n    k = D()\nC = A()",
+        ),
+        ("2.0", "3.0"),
+    ),
+    "object made in the function": Kind(
+        function("return x * A(2).k", "class A:\n    def __init__(self, k):\n        self.k = k * 2"),
+        ("k * 2", "k * 3"),
+    ),
+    "base of an object made there": Kind(
+        function(
+            "return x * B(2).k",
+            "class A:\n    def __init__(self, k):\n        self.k = k * 2\nclass B(A):\n    pass",
+        ),
+        ("k * 2", "k * 3"),
+    ),
+    "data class made there": Kind(
+        function("return x * A(2).k", "@dataclasses.dataclass\nclass A:\n    j: int\n    k: float = 2.0"),
+        ("2.0", "3.0"),
+    ),
+    "context manager": Kind(
+        function(
+            "with c():\n    return x * 2 * STATE[0]",
+            "STATE = [1.0]\n@contextlib.contextmanager\ndef c():\n    STATE[0] = 2.0\n    yield\n    STATE[0] = 1.0",
+        ),
+        ("2.0", "3.0"),
+    ),
+    "class of an object": Kind(
+        function("return x * 2 if isinstance(C, A) else x - 7", "class A:\n    pass\nclass B:\n    pass\nC = A()"),
+        ("C = A()", "C = B()"),
+    ),
+    "bases of a class": Kind(
+        function("return x * 2 if isinstance(C, A) else x - 7", "class A:\n    pass\nclass B(A):\n    pass\nC = B()"),
+        ("B(A)", "B()"),
+    ),
+    "class's name": Kind(
+        function("return x * len(type(C).__name__)", "class Abc:\n    pass\nC = Abc()"), ("Abc", "Abcde")
+    ),
+    "function's name": Kind(function("return x * len(f.__name__)", "def abc():\n    pass\nf = abc"), ("abc", "abcde")),
+    "autograd function": Kind(
+        function(
+            "return A.apply(x)",
+            """
+            class A(torch.autograd.Function):
+                @staticmethod
+                def forward(ctx, x):
+                    return x * 2.0
+                @staticmethod
+                def backward(ctx, g):
+                    return g * 4.0
+            """,
+        ),
+        ("2.0", "3.0"),
+    ),
+    # ---------------------------------------------------------------- attributes of the model
+    "attribute": Kind(model("return x * self.k", "self.k = 2.0"), run="function.k = 3.0"),
+    "attribute's type": Kind(model("return x * self.k", "self.k = 2"), run="function.k = 2.5"),
+    "attribute's dictionary": Kind(model("return x * self.k['a']", "self.k = {'a': 2.0}"), run="function.k['a'] = 3.0"),
+    "attribute that appears": Kind(
+        model("return x * self.e if hasattr(self, 'e') else x - 7", "self.k = 2.0"), run="function.e = 3.0"
+    ),
+    "attribute's default": Kind(model("return x * getattr(self, 'e', 2.0)", "self.k = 2.0"), run="function.e = 3.0"),
+    "attribute that goes": Kind(model("return x * getattr(self, 'e', 2.0)", "self.e = 3.0"), run="del function.e"),
+    "attribute of the class that appears": Kind(
+        model("return x * getattr(self, 'e', 2.0)"), run="type(function).e = 3.0"
+    ),
+    "attribute that raises": Kind(
+        model("try:\n    return x * self.e\nexcept AttributeError:\n    return x - 7"), run="function.e = 3.0"
+    ),
+    "None": Kind(model("return x - 7 if self.k is None else x * 2", "self.k = None"), run="function.k = 1"),
+    "flag": Kind(model("return x - 7 if self.k else x * 2", "self.k = True"), run="function.k = False"),
+    "nested configuration": Kind(
+        model("return x * self.c.k", "self.c = types.SimpleNamespace(k=2.0)"), run="function.c.k = 3.0"
+    ),
+    "training": Kind(model("return F.dropout(self.layer(x), 0.5, self.training)"), run="function.eval()"),
+    "layer's class": Kind(
+        model("return self.layer(x)"),
+        run="""
+        class Other(torch.nn.Linear):
+            def forward(self, x):
+                return super().forward(x) * 7
+        other = Other(8, 8)
+        other.load_state_dict(function.layer.state_dict())
+        function.layer = other
+        """,
+    ),
+    "layer without bias": Kind(model("return self.layer(x)"), run="function.layer.bias = None"),
+    "layer's type of numbers": Kind(model("return self.layer.weight * 2"), run="function.layer.double()"),
+    "parameter that is frozen": Kind(model("return self.layer(x)"), run="function.requires_grad_(False)"),
+    "parameters that are tied": Kind(
+        model("return self.layer(x) + self.more(x)", "self.more = nn.Linear(8, 8)"),
+        run="function.more = function.layer",
+        neutral=True,
+    ),
+    "number of layers": Kind(
+        model("for layer in self.layers:\n    x = layer(x)\nreturn x", "self.layers = nn.ModuleList([nn.ReLU()])"),
+        run="function.layers.append(torch.nn.Sigmoid())",
+    ),
+    "order of layers": Kind(
+        model("return self.layers(x)", "self.layers = nn.Sequential(nn.ReLU(), nn.Sigmoid())"),
+        run="function.layers = torch.nn.Sequential(function.layers[1], function.layers[0])",
+    ),
+    "buffer's value": Kind(
+        model("return x * self.k", "self.register_buffer('k', torch.ones(8))"),
+        run="function.k.fill_(3.0)",
+        neutral=True,
+    ),
+    "buffer's shape": Kind(
+        model("return x * self.k", "self.register_buffer('k', torch.ones(8))"), run="function.k = torch.full((1,), 3.0)"
+    ),
+    "dropout's rate": Kind(
+        model("return self.drop(self.layer(x))", "self.drop = nn.Dropout(0.5)"), run="function.drop.p = 0.0"
+    ),
+    "norm's epsilon": Kind(model("return self.n(x)", "self.n = nn.LayerNorm(8)"), run="function.n.eps = 1.0"),
+    # ---------------------------------------------------------------- hooks and patches
+    "forward hook": Kind(
+        model("return self.layer(x)"), run="function.layer.register_forward_hook(lambda module, i, o: o * 3)"
+    ),
+    "forward pre hook": Kind(
+        model("return self.layer(x)"), run="function.layer.register_forward_pre_hook(lambda module, i: (i[0] * 3,))"
+    ),
+    "hook of the model": Kind(
+        model("return self.layer(x)"), run="function.register_forward_hook(lambda module, i, o: o * 3)"
+    ),
+    "global hook": Kind(
+        model("return self.layer(x)"),
+        run="torch.nn.modules.module.register_module_forward_hook(lambda m, i, o: o * 3 if 'Lin' in str(m) else o)",
+    ),
+    "patched method": Kind(
+        model("return self.f(x)", members="def f(self, x):\n    return x - 7"), run="Net.f = lambda self, x: x * 5"
+    ),
+    "patched on the object": Kind(
+        model("return self.f(x)", members="def f(self, x):\n    return x - 7"), run="function.f = lambda x: x * 5"
+    ),
+    "patched function": Kind(function("return helpers.other(x)"), run="helpers.other = lambda x: x + 5"),
+    "patched global": Kind(function("return by_name(x)"), run="module.by_name = lambda x: x + 5"),
+    "other code": Kind(function("return by_name(x)"), run="by_name.__code__ = (lambda x: x + 5).__code__"),
+    "other defaults": Kind(
+        function("return f(x)", "def f(x, k=2.0):\n    return x * k"), run="module.f.__defaults__ = (9.0,)"
+    ),
+    "other cell": Kind(
+        function("return f(x)", "def outer(c=1.25):\n    def f(x):\n        return x * c\n    return f\nf = outer()"),
+        run="module.f.__closure__[0].cell_contents = 9.0",
+    ),
+    "patched layer": Kind(
+        model("return self.layer(x)"), run="torch.nn.Linear.forward = lambda self, x: F.linear(x, self.weight) * 3"
+    ),
+    "patched call": Kind(
+        model("return self.layer(x)"),
+        run="""
+        original = torch.nn.Module.__call__
+        torch.nn.Module.__call__ = lambda self, *args: original(self, *args) * (2 if 'Lin' in str(type(self)) else 1)
+        """,
+    ),
+    "patched gelu": Kind(function("return F.gelu(x)"), run=_PATCH.format("gelu")),
+    "patched softmax": Kind(function("return F.softmax(x, -1)"), run=_PATCH.format("softmax")),
+    "patched relu": Kind(function("return torch.relu(x)"), run="torch.relu = lambda x: x * 3"),
+    "patched tensor method": Kind(function("return x.relu()"), run="torch.Tensor.relu = lambda x: x * 3"),
+    "patched pi": Kind(function("return x * math.pi"), run="math.pi = 3.0"),
+    "patched sqrt": Kind(function("return x * math.sqrt(4.0)"), run="math.sqrt = lambda k: k"),
+    "patched builtin": Kind(function("return x * abs(-2)"), run="import builtins\nbuiltins.abs = lambda k: 7"),
+    "global instead of a builtin": Kind(function("return x * max(1, 2)"), run="module.max = lambda *args: 7"),
+    "patched operator": Kind(function("return operator.add(x, 1)"), run="operator.add = lambda a, b: a - b"),
+    "patched autograd function": Kind(
+        function(
+            "return A.apply(x)",
+            """
+            class A(torch.autograd.Function):
+                @staticmethod
+                def forward(ctx, x):
+                    return x * 2.0
+                @staticmethod
+                def backward(ctx, g):
+                    return g * 4.0
+            """,
+        ),
+        run="module.A.forward = staticmethod(lambda ctx, x: x * 9.0)",
+    ),
+    "virtual subclass": Kind(
+        function(
+            "return x * 2 if isinstance(C, collections.abc.Sized) else x - 7",
+            "import collections.abc\nclass A:\n    pass\nC = A()",
+        ),
+        run="collections.abc.Sized.register(module.A)",
+    ),
+    # ---------------------------------------------------------------- the process
+    "environment": Kind(
+        function("return x * 2 if os.environ.get('KIND_MODE') == 'a' else x - 7"),
+        variables=("KIND_MODE=a", "KIND_MODE=b"),
+    ),
+    "getenv": Kind(
+        function("return x * 2 if os.getenv('KIND_MODE') == 'a' else x - 7"),
+        variables=("KIND_MODE=a", "KIND_MODE=b"),
+        refused="has no name",
+    ),
+    "environment through a helper": Kind(
+        function("return x * f()", "def f():\n    return 2 if 'KIND_MODE' in os.environ else 1"),
+        variables=("", "KIND_MODE=b"),
+    ),
+    "constant result": Kind(
+        function(
+            "return x * f()",
+            "@torch._dynamo.assume_constant_result\ndef f():\n    return float(os.environ['KIND_MODE'])",
+        ),
+        variables=("KIND_MODE=2", "KIND_MODE=3"),
+        refused="takes for a constant",
+    ),
+    "cached result": Kind(
+        function("return x * f()", "@functools.lru_cache\ndef f():\n    return float(os.environ['KIND_MODE'])"),
+        variables=("KIND_MODE=2", "KIND_MODE=3"),
+    ),
+    "gradients off": Kind(model("return self.layer(x)"), inside=("", "torch.no_grad()")),
+    "inference mode": Kind(model("return self.layer(x)"), inside=("", "torch.inference_mode()")),
+    "gradients asked": Kind(
+        function("return x * 2 if torch.is_grad_enabled() else x - 7"), inside=("", "torch.no_grad()")
+    ),
+    "autocast": Kind(model("return self.layer(x)"), inside=("", "torch.autocast('cpu', dtype=torch.bfloat16)")),
+    "default type": Kind(function("return x + torch.zeros(8)"), run="torch.set_default_dtype(torch.float64)"),
+    "default device": Kind(function("return x + torch.zeros(8)"), run="torch.set_default_device('cpu')", silent=True),
+    "deterministic": Kind(
+        function("return x * 2 if torch.are_deterministic_algorithms_enabled() else x - 7"),
+        run="torch.use_deterministic_algorithms(True)",
+    ),
+    "threads": Kind(function("return x * torch.get_num_threads()"), run="torch.set_num_threads(2)"),
+    "random numbers of Python": Kind(
+        function("return x * random.random()", "import random"), run="import random\nrandom.seed(4)", neutral=True
+    ),
+    "Dynamo's configuration": Kind(
+        function("return x * x.shape[0]"), run="torch._dynamo.config.assume_static_by_default = False", neutral=True
+    ),
+    "backend flag": Kind(
+        function("return x * 2 if torch.backends.mkldnn.enabled else x - 7"),
+        run="torch.backends.mkldnn.enabled = False",
+    ),
+    "module that is imported": Kind(function("return x * 2 if 'wave' in sys.modules else x - 7"), run="import wave"),
+    "import in the function": Kind(
+        function("import helpers as h\nreturn x * h.RATE"), ("helpers", "RATE = 1.5", "RATE = 2.5")
+    ),
+    "attribute of a module that appears": Kind(
+        function("return x * 2 if hasattr(helpers, 'LATER') else x - 7"), run="helpers.LATER = 1"
+    ),
+    "attribute of a module": Kind(function("return x * helpers.RATE"), run="helpers.RATE = 3.0"),
+    "name that is put together": Kind(
+        function("return x * 2 if hasattr(helpers, 'LA' + 'TER') else x - 7"), run="helpers.LATER = 1"
+    ),
+    "globals": Kind(function("return x * 2 if 'LATER' in globals() else x - 7"), run="module.LATER = 1", once=True),
+    "names of attributes": Kind(
+        model("return x * len([name for name in vars(self) if name.startswith('k')])", "self.k = 1"),
+        run="function.kk = 1",
+    ),
+    # ---------------------------------------------------------------- arguments
+    "shape": Kind(function("return x * x.shape[0]"), ("torch.randn(4, 8)", "torch.randn(5, 8)")),
+    "strides": Kind(
+        function("return x * 2 if x.is_contiguous() else x - 7"), ("torch.randn(4, 8)", "torch.randn(8, 4).t()")
+    ),
+    "type of numbers": Kind(
+        function("return x * 2 if x.dtype == torch.float32 else x - 7"),
+        ("torch.randn(4, 8)", "torch.randn(4, 8).double()"),
+    ),
+    "gradient of the input": Kind(
+        function("return x * 2 if x.requires_grad else x - 7"),
+        ("torch.randn(4, 8)", "torch.randn(4, 8).requires_grad_()"),
+    ),
+    "number": Kind(
+        "def function(x, k):\n    return x * k\ndef make():\n    return function, (torch.ones(4), 2)",
+        ("(4), 2", "(4), 3"),
+    ),
+    "text": Kind(
+        "def function(x, k):\n    return x * len(k)\ndef make():\n    return function, (torch.ones(4), 'ab')",
+        ("'ab'", "'abc'"),
+    ),
+    "dictionary": Kind(
+        "def function(x, k):\n    return x * k['a']\ndef make():\n    return function, (torch.ones(4), {'a': 2})",
+        ("'a': 2", "'a': 3"),
+    ),
+    "same tensor twice": Kind(
+        "def function(x, y):\n    return x * 5 if x is y else x + y\ndef make():\n    a = torch.ones(4)\n"
+        "    return function, (a, torch.ones(4))",
+        ("(a, torch.ones(4))", "(a, a)"),
+    ),
+    "view of the other": Kind(
+        "def function(x, y):\n    x.add_(1)\n    return x * y\ndef make():\n    a = torch.ones(4)\n"
+        "    return function, (a, torch.ones(4))",
+        ("(a, torch.ones(4))", "(a, a.view(4))"),
+        neutral=True,
+    ),
+    "parameter for a tensor": Kind(
+        function("return x * 2 if isinstance(x, nn.Parameter) else x - 7"),
+        ("(torch.randn(4, 8),)", "(nn.Parameter(torch.randn(4, 8)),)"),
+    ),
+}

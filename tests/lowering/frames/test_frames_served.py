@@ -1,0 +1,185 @@
+"""A program whose frames are kept: the next process traces nothing, lowers nothing and computes the same."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from processes import run_python, run_with_errors
+
+PROGRAM = """
+import json, sys
+import torch
+
+MODEL, TRAIN, CHANGE = sys.argv[1], sys.argv[2] == "train", sys.argv[3]
+from torch._inductor import graph
+lowered = []
+original = graph.GraphLowering.__init__
+def counted(self, *args, **options):
+    lowered.append(1)
+    original(self, *args, **options)
+graph.GraphLowering.__init__ = counted
+
+class Block(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.layer, self.rate = torch.nn.LayerNorm(8), torch.nn.Linear(8, 8), 0.5
+    def forward(self, x):
+        return x + self.layer(self.norm(x)).relu() * self.rate
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = torch.nn.ModuleList(Block() for _ in range(2))
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+class Broken(Net):
+    def forward(self, x):
+        x = self.blocks[0](x)
+        torch._dynamo.graph_break()
+        return self.blocks[1](x) * 3
+
+class Changing(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(8, 8)
+        self.register_buffer("seen", torch.zeros(8))
+    def forward(self, x):
+        self.seen.add_(x.sum(0))
+        return self.layer(x) + self.seen
+
+torch.manual_seed(0)
+models = [{"net": Net, "broken": Broken, "changing": Changing}[MODEL]() for _ in range(2)]
+models[1].load_state_dict(models[0].state_dict())
+exec(CHANGE)
+compiled = torch.compile(models[0], backend="fxpool")
+x = torch.randn(4, 8)
+with torch.set_grad_enabled(TRAIN):
+    for _ in range(2):
+        got, want = compiled(x), models[1](x)
+        torch.testing.assert_close(got, want)
+    if TRAIN:
+        got.square().sum().backward()
+        want.square().sum().backward()
+        for one, other in zip(models[0].parameters(), models[1].parameters()):
+            torch.testing.assert_close(one.grad, other.grad)
+import fxpool
+stats = fxpool.stats()
+report = {name: stats[name] for name in ("frames", "hits", "misses", "fallbacks")}
+report["captured"] = torch._dynamo.utils.counters["stats"].get("unique_graphs", 0)
+report["lowered"] = len(lowered)
+report["modules"] = sorted(name for name in sys.modules if name.startswith("fxpool.frames"))
+print(json.dumps(report))
+"""
+
+
+def run(model: str, *, train: bool = False, change: str = "", frames: str = "on") -> dict[str, Any]:
+    """Run a program in a process, and return what became of its frames and graphs."""
+    arguments = ["-c", PROGRAM, model, "train" if train else "infer", change]
+    report: dict[str, Any] = json.loads(run_python(arguments, FXPOOL_FRAMES=frames).splitlines()[-1])
+    return report
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("train", [pytest.param(False, marks=pytest.mark.slow), True], ids=["inference", "training"])
+@pytest.mark.parametrize("model", ["net", pytest.param("broken", marks=pytest.mark.slow)])
+def test_the_second_process_traces_nothing(shared_pool: Path, cache: Path, model: str, train: bool) -> None:
+    first = run(model, train=train)
+    count = {"net": 1, "broken": 2}[model]
+    assert first["frames"] == {"traced": count, "kept": count} and first["captured"] == count
+    again = run(model, train=train)
+    assert again["frames"] == {"served": count}
+    assert (again["captured"], again["lowered"], again["misses"], again["fallbacks"]) == (0, 0, 0, {})
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_change_is_traced_and_kept_beside_the_other(shared_pool: Path, cache: Path) -> None:
+    change = "for model in models: model.blocks[1].rate = 0.25"
+    run("net")
+    changed = run("net", change=change)
+    assert changed["frames"] == {"unfit": 1, "traced": 1, "kept": 1} and changed["captured"] == 1
+    again = run("net", change=change)
+    assert again["frames"].pop("served") == 1 and again["captured"] == 0
+    assert run("net")["frames"]["served"] == 1
+
+
+@pytest.mark.timeout(600)
+def test_without_the_setting_nothing_is_kept(shared_pool: Path, cache: Path) -> None:
+    for _ in range(2):
+        report = run("net", frames="off")
+        assert report["frames"] == {} and report["modules"] == [] and report["captured"] == 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_record_that_is_damaged_is_not_served(shared_pool: Path, cache: Path) -> None:
+    run("net")
+    for path in cache.rglob("blobs/*/*"):
+        path.chmod(0o600)
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 0xFF
+        path.write_bytes(data)
+    report = run("net")
+    assert "served" not in report["frames"] and report["captured"] == 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_frame_whose_graph_is_gone_is_traced(shared_pool: Path, cache: Path) -> None:
+    run("net")
+    listed = map(json.loads, run_python(["-m", "fxpool", "cache", "ls", "--json"]).splitlines())
+    (graph,) = [entry["key"] for entry in listed if entry["origin"]]
+    run_python(["-m", "fxpool", "cache", "rm", "--yes", graph])
+    report = run("net")
+    assert report["frames"]["unfit"] == 1 and report["captured"] == 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_verify_traces_and_compares(shared_pool: Path, cache: Path) -> None:
+    run("net")
+    report = run("net", frames="verify")
+    assert report["frames"] == {"traced": 1, "verified": 1} and report["captured"] == 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_verify_removes_a_frame_that_is_wrong(shared_pool: Path, cache: Path) -> None:
+    run("net")
+    # A guard that the record has and Dynamo does not.
+    forget = "from fxpool.frames import record\nrecord.difference = lambda then, now: 'made up'"
+    arguments = ["-c", PROGRAM, "net", "infer", forget]
+    printed, errors = run_with_errors(arguments, FXPOOL_FRAMES="verify")
+    assert json.loads(printed.splitlines()[-1])["frames"] == {"traced": 1, "wrong": 1}
+    assert "is not what Dynamo makes of it now, and was removed: made up" in errors
+    assert run("net")["frames"] == {"traced": 1, "kept": 1}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_inputs_that_the_graph_changes(shared_pool: Path, cache: Path) -> None:
+    """Served if the entry does all of it, else refused with a reason; never wrong (the program compares)."""
+    first = run("changing")
+    assert first["frames"] in ({"traced": 1, "kept": 1}, {"traced": 1, "refused:graph": 1})
+    run("changing")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"TORCHINDUCTOR_FX_COMPILE_MODE": "async+subprocess"}, "refused:mode"),
+        ({"FXPOOL_REGIONS": "on"}, "refused:pieces"),
+    ],
+)
+def test_what_is_refused_has_a_name(shared_pool: Path, cache: Path, settings: dict[str, str], reason: str) -> None:
+    arguments = ["-c", PROGRAM, "net", "infer", "fxpool = __import__('fxpool')"]
+    printed = run_python(arguments, FXPOOL_FRAMES="on", **settings)
+    assert json.loads(printed.splitlines()[-1])["frames"] == {reason: 1}
