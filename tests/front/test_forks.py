@@ -429,7 +429,7 @@ def _surrounded() -> None:
     from fxpool.torch_compat.frames import converting
 
     before = converting._original
-    converting._original = before or converting.convert_frame._compile  # as if it were done: frames are not touched
+    converting._original = before or converting.hand_over  # as if it were done: frames are not touched
     try:
         converting.surround(lambda call, trace: trace(None))
     finally:
