@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import msgspec
 import torch
 
-from fxpool import config, counters, notices
+from fxpool import config, counters, interruptions, notices
 from fxpool.codecache.code.unproven import UnprovenError
 from fxpool.codecache.key import cacheable, key
 from fxpool.codecache.store.entry import Entry, Metadata
@@ -68,14 +68,15 @@ def _around(call: converting.Call, trace: Callable[[Recorder | None], Any]) -> A
         return trace(None)
     begun = time.perf_counter()
     try:
-        attempt = attempt_for(call.backend)
-        digest = key_of(call, attempt)
-        found = _find(digest, attempt.stores(), call)
-        if found is not None and config.current().frames != "verify":
-            answer = _handed_over(found, call)
-            counters.count("frames", "served")
-            log.info("served %s in %.3f s", _name(call), time.perf_counter() - begun)
-            return answer
+        with interruptions.held_back():
+            attempt = attempt_for(call.backend)
+            digest = key_of(call, attempt)
+            found = _find(digest, attempt.stores(), call)
+            if found is not None and config.current().frames != "verify":
+                answer = _handed_over(found, call)
+                counters.count("frames", "served")
+                log.info("served %s in %.3f s", _name(call), time.perf_counter() - begun)
+                return answer
     except Exception as error:
         _not_kept(call, error)
         return trace(None)
@@ -84,12 +85,13 @@ def _around(call: converting.Call, trace: Callable[[Recorder | None], Any]) -> A
     counters.count("frames", "traced")
     begun = time.perf_counter()
     try:
-        made = records.make(call, recorder, lambda function: getattr(function, "fxpool_entry", None))
-        if found is not None:
-            _verify(found, made, call)
-        else:
-            _keep(made, digest, attempt.store(), call)
-            log.info("kept %s in %.3f s", _name(call), time.perf_counter() - begun)
+        with interruptions.held_back():
+            made = records.make(call, recorder, lambda function: getattr(function, "fxpool_entry", None))
+            if found is not None:
+                _verify(found, made, call)
+            else:
+                _keep(made, digest, attempt.store(), call)
+                log.info("kept %s in %.3f s", _name(call), time.perf_counter() - begun)
     except Exception as error:
         _not_kept(call, error)
     return answer
@@ -103,6 +105,8 @@ def _is_on() -> bool:
 
 
 def _not_kept(call: converting.Call, error: Exception) -> None:
+    """Count and log why a frame is not looked up, or not kept. Raises an exception of a signal handler as it was."""
+    interruptions.pass_on(error)
     if isinstance(error, (RefusedError, cacheable.Bypass)):
         reason = f"refused:{error.reason}"
     elif isinstance(error, REFUSALS):

@@ -5,7 +5,7 @@
     versions     supported releases of torch, and the refusal of others
     nested       flattens and rebuilds nested containers
     dynamo       Dynamo, symbolic shapes and fake tensors
-    frames       what Dynamo makes of byte code, with its guards
+    frames       traced functions: byte code with its guards
     operators    operators by name, and a program's registrations for them
     changes      a program's changes in torch's modules
     state        configuration and switches that affect compiled code

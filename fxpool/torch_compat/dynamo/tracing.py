@@ -302,6 +302,6 @@ def control_flow_errors() -> tuple[type[BaseException], ...]:
 
 @contextlib.contextmanager
 def without_program() -> Iterator[None]:
-    """Enter a tracing context that is no program's, for torch's code that asks for one."""
+    """Enter an empty tracing context, for torch's code that asks for one."""
     with _guards.tracing(TracingContext(FakeTensorMode(shape_env=ShapeEnv()))):
         yield

@@ -183,3 +183,22 @@ def test_what_is_refused_has_a_name(shared_pool: Path, cache: Path, settings: di
     arguments = ["-c", PROGRAM, "net", "infer", "fxpool = __import__('fxpool')"]
     printed = run_python(arguments, FXPOOL_FRAMES="on", **settings)
     assert json.loads(printed.splitlines()[-1])["frames"] == {reason: 1}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("broken", "counted"),
+    [
+        ("from fxpool.frames import serving\nserving.key_of = None", {"error:TypeError": 1}),
+        ("from fxpool.frames import record\nrecord.make = None", {"traced": 1, "error:TypeError": 1}),
+    ],
+    ids=["lookup", "record"],
+)
+def test_an_error_here_costs_the_frame_and_not_the_compile(
+    shared_pool: Path, cache: Path, broken: str, counted: dict[str, int]
+) -> None:
+    arguments = ["-c", PROGRAM, "net", "infer", broken]
+    printed, errors = run_with_errors(arguments, FXPOOL_FRAMES="on")
+    assert json.loads(printed.splitlines()[-1])["frames"] == counted
+    assert "is not kept (error:TypeError)" in errors
