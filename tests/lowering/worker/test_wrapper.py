@@ -219,7 +219,7 @@ def call(args):
 
 def test_a_graph_that_torch_loads_stays_where_it_was_compiled() -> None:
     class Graph:
-        device_idxs, runnable_graph_str = {1}, ""
+        device_idxs, runnable_graph_str, fx_kwargs = {1}, "", {"graph_id": 7}
 
     class Surroundings:
         indices, groups = (2,), ()
