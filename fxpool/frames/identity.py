@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from fxpool.torch_compat.frames import plain
+from fxpool.torch_compat.frames import objects
 
 __all__ = ["Describer", "NoDescriptionError", "code_digest", "digests_of", "names_of"]
 
@@ -47,10 +47,6 @@ _PASSED_OVER = frozenset(
         "__weakref__", "_abc_impl",
     )
 )  # fmt: skip
-#: Dynamo calls a function with this mark while it traces, and keeps the result.
-_CONSTANT_RESULT = "_dynamo_marked_constant"
-#: An address that Dynamo puts on functions that it does not trace.
-_ADDRESS = "_torchdynamo_wrapper_id"
 _DEEPEST = 12
 
 
@@ -58,12 +54,10 @@ class NoDescriptionError(Exception):
     """No other process can tell whether it has the same object; the message names it."""
 
 
+@functools.lru_cache(maxsize=16384)
 def code_digest(code: types.CodeType) -> str:
-    """Return a digest of byte code with its constants and names. Files, lines and docstrings do not count."""
+    """Return a digest of byte code with its names and constants, a docstring included. Files and lines do not count."""
     return hashlib.blake2b(repr(_code_facts(code)).encode(), digest_size=16).hexdigest()
-
-
-_code_digest = functools.lru_cache(maxsize=16384)(code_digest)
 
 
 def _code_facts(code: types.CodeType) -> tuple[Any, ...]:
@@ -142,7 +136,7 @@ class Describer:
             return []
         found = sorted(map(str, attributes))
         if isinstance(value, torch.nn.Module):
-            for table in ("_parameters", "_buffers", "_modules"):
+            for table in objects.MODULE_TABLES:
                 found += [table, *sorted(attributes.get(table) or ())]
         return found
 
@@ -166,7 +160,7 @@ class Describer:
             return ("builtin", getattr(value, "__module__", None), value.__qualname__, owner.__qualname__)
         if isinstance(value, enum.Enum):
             return ("member", self.identity(type(value)), value.name, self._value(value.value))
-        if isinstance(value, plain.OPERATORS):
+        if isinstance(value, objects.OPERATORS):
             return ("operator", str(value))
         if isinstance(value, functools.partial):
             return ("partial", *map(self._value, (value.func, value.args, value.keywords)))
@@ -175,7 +169,7 @@ class Describer:
         raise NoDescriptionError(_name(value))
 
     def _function(self, function: types.FunctionType) -> tuple[Any, ...]:
-        if _CONSTANT_RESULT in function.__dict__:
+        if objects.CONSTANT_RESULT in function.__dict__:
             raise NoDescriptionError(f"the result of {_name(function)}, which Dynamo takes for a constant")
         cells = []
         for cell in function.__closure__ or ():
@@ -192,7 +186,11 @@ class Describer:
             tuple(cells),
             [self._value(value) for value in defaults[0]],
             [(name, self._value(value)) for name, value in defaults[1]],
-            [(name, self._value(value)) for name, value in sorted(function.__dict__.items()) if name != _ADDRESS],
+            [
+                (name, self._value(value))
+                for name, value in sorted(function.__dict__.items())
+                if name != objects.WRAPPER_ADDRESS
+            ],
         )
 
     def _class(self, cls: type) -> tuple[Any, ...]:
@@ -231,7 +229,7 @@ class Describer:
             return ("object", type(value).__module__, type(value).__qualname__)
 
     def _code(self, code: types.CodeType) -> str:
-        digest = _code_digest(code)
+        digest = code_digest(code)
         if digest not in self.codes:
             self.codes |= digests_of(code)
         return digest
@@ -266,7 +264,7 @@ def _name(value: Any) -> str:
 
 def digests_of(code: types.CodeType) -> set[str]:
     """Return the digests of code and of all code that is nested in it."""
-    found = {_code_digest(code)}
+    found = {code_digest(code)}
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             found |= digests_of(constant)

@@ -66,7 +66,7 @@ def begin() -> None:
 def _around(call: converting.Call, trace: Callable[[Recorder | None], Any]) -> Any:
     if not _is_on() or not call.plain or getattr(call.backend, "compiler_name", None) != "fxpool":
         return trace(None)
-    begun = time.perf_counter()
+    start = time.perf_counter()
     try:
         with interruptions.held_back():
             attempt = attempt_for(call.backend)
@@ -75,7 +75,7 @@ def _around(call: converting.Call, trace: Callable[[Recorder | None], Any]) -> A
             if found is not None and config.current().frames != "verify":
                 answer = _handed_over(found, call)
                 counters.count("frames", "served")
-                log.info("served %s in %.3f s", _name(call), time.perf_counter() - begun)
+                log.info("served %s in %.3f s", _name(call), time.perf_counter() - start)
                 return answer
     except Exception as error:
         _not_kept(call, error)
@@ -83,7 +83,7 @@ def _around(call: converting.Call, trace: Callable[[Recorder | None], Any]) -> A
     recorder = Recorder()
     answer = trace(recorder)
     counters.count("frames", "traced")
-    begun = time.perf_counter()
+    start = time.perf_counter()
     try:
         with interruptions.held_back():
             made = records.make(call, recorder, lambda function: getattr(function, "fxpool_entry", None))
@@ -91,7 +91,7 @@ def _around(call: converting.Call, trace: Callable[[Recorder | None], Any]) -> A
                 _verify(found, made, call)
             else:
                 _keep(made, digest, attempt.store(), call)
-                log.info("kept %s in %.3f s", _name(call), time.perf_counter() - begun)
+                log.info("kept %s in %.3f s", _name(call), time.perf_counter() - start)
     except Exception as error:
         _not_kept(call, error)
     return answer

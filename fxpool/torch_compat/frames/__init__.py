@@ -4,5 +4,6 @@ converting    the step from a frame to byte code with guards, with a function ar
 recording     collects what Dynamo makes of a frame
 guards        a frame's guards as plain data, and built again on other objects
 plain         Dynamo's sources as plain data
+objects       types and attributes that descriptions of objects have to know
 folded        answers of torch that Dynamo takes for constants, and its configuration
 """

@@ -15,10 +15,8 @@ from typing import Any
 import sympy
 import torch
 
-__all__ = ["OPERATORS", "NotPlainError", "Reader", "Writer"]
+__all__ = ["NotPlainError", "Reader", "Writer"]
 
-#: The types of operators, which their text names.
-OPERATORS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket, torch._ops.HigherOrderOperator)
 _EXACT = frozenset((type(None), bool, int, str, bytes))
 #: Values that torch names, by the attribute of ``torch`` that has them.
 _NAMED = (torch.dtype, torch.layout, torch.memory_format)

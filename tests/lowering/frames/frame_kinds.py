@@ -98,6 +98,18 @@ def model(body: str, init: str = "pass", more: str = "", members: str = "") -> s
 
 
 _PATCH = "torch.nn.functional.{0} = lambda *args, **options: args[0] * 3"
+_AUTOGRAD = function(
+    "return A.apply(x)",
+    """
+    class A(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2.0
+        @staticmethod
+        def backward(ctx, g):
+            return g * 4.0
+    """,
+)
 
 KINDS: dict[str, Kind] = {
     # ---------------------------------------------------------------- edits of code
@@ -244,18 +256,7 @@ KINDS: dict[str, Kind] = {
     ),
     "function's name": Kind(function("return x * len(f.__name__)", "def abc():\n    pass\nf = abc"), ("abc", "abcde")),
     "autograd function": Kind(
-        function(
-            "return A.apply(x)",
-            """
-            class A(torch.autograd.Function):
-                @staticmethod
-                def forward(ctx, x):
-                    return x * 2.0
-                @staticmethod
-                def backward(ctx, g):
-                    return g * 4.0
-            """,
-        ),
+        _AUTOGRAD,
         ("2.0", "3.0"),
     ),
     # ---------------------------------------------------------------- attributes of the model
@@ -368,18 +369,7 @@ KINDS: dict[str, Kind] = {
     "global instead of a builtin": Kind(function("return x * max(1, 2)"), run="module.max = lambda *args: 7"),
     "patched operator": Kind(function("return operator.add(x, 1)"), run="operator.add = lambda a, b: a - b"),
     "patched autograd function": Kind(
-        function(
-            "return A.apply(x)",
-            """
-            class A(torch.autograd.Function):
-                @staticmethod
-                def forward(ctx, x):
-                    return x * 2.0
-                @staticmethod
-                def backward(ctx, g):
-                    return g * 4.0
-            """,
-        ),
+        _AUTOGRAD,
         run="module.A.forward = staticmethod(lambda ctx, x: x * 9.0)",
     ),
     "virtual subclass": Kind(
