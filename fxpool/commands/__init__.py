@@ -9,6 +9,7 @@ bundles    `cache export` and `cache import`
 recompute  `cache verify --recompute`
 keys       `cache key`
 remove     `cache rm`
+frames     `frames`
 server     `serve`, `status` and `stop`
 device     `device`
 bench      `bench`

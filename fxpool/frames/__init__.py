@@ -6,6 +6,8 @@ lowering stored, and no other room knows of frames. Only the setting `frames` le
 identity    descriptions of the objects that tracing met
 located     where the code of a traced function is found
 byte_code   byte code as plain data
-record      one frame, made and fitted onto another process's objects
+record      one frame as it is kept, and how it fits another process's objects
+making      makes a record of what Dynamo traced, and proves it
+readable    the facts of a record as text
 serving     looks frames up where Dynamo would trace, and keeps what it traced
 """

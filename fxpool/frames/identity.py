@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import _abc
 import abc
+import collections
 import enum
 import functools
 import hashlib
@@ -39,6 +40,7 @@ _IN_C = (
 )
 # Guards say all of these that counts.
 _SAID = (*_OF_TORCH, *_IN_C, torch.Tensor, types.CodeType, types.CellType)
+_SIZED: tuple[Any, ...] = (dict, list, tuple, set, frozenset, collections.deque)
 # Attributes of classes that no traced code depends on, or that differ between processes.
 _PASSED_OVER = frozenset(
     (
@@ -126,6 +128,8 @@ class Describer:
         if isinstance(value, types.MethodType):
             return self.identity(value.__func__)
         found = [self.identity(type(value))] if not _is_pythons(type(value)) else [type(value).__qualname__]
+        if _is_empty(value):
+            found.append("(empty)")  # Dynamo reads this of dictionaries of hooks, and makes no guard
         found += self._attribute_names(value)
         return " ".join(found)
 
@@ -233,6 +237,11 @@ class Describer:
         if digest not in self.codes:
             self.codes |= digests_of(code)
         return digest
+
+
+def _is_empty(value: Any) -> bool:
+    """Return whether a value is an empty container, without running code of its class."""
+    return any(isinstance(value, cls) and not cls.__len__(value) for cls in _SIZED)
 
 
 def _registered(cls: abc.ABCMeta) -> list[str]:

@@ -8,8 +8,10 @@ No error here breaks a compile: Dynamo traces the frame as it would without this
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
+import random
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -21,11 +23,13 @@ import torch
 from fxpool import config, counters, interruptions, notices
 from fxpool.codecache.code.unproven import UnprovenError
 from fxpool.codecache.key import cacheable, key
-from fxpool.codecache.store.entry import Entry, Metadata
+from fxpool.codecache.store import quarantine
+from fxpool.codecache.store.entry import Entry, Metadata, Origin
 from fxpool.codecache.store.store import LocalStore
 from fxpool.errors import CannotReturnError, CorruptEntryError, FxpoolError
+from fxpool.frames import making, readable
 from fxpool.frames import record as records
-from fxpool.frames.record import RefusedError
+from fxpool.frames.making import RefusedError
 from fxpool.lowering.artifact import load
 from fxpool.lowering.artifact.content import Content, content_of
 from fxpool.lowering.artifact.entry_parts import RESULT, parts_of_entry
@@ -33,6 +37,7 @@ from fxpool.lowering.core import options as call_options
 from fxpool.lowering.core.attempt import Attempt
 from fxpool.lowering.fallback import chain
 from fxpool.lowering.request import capture
+from fxpool.torch_compat.dynamo import frames, frozen_objects
 from fxpool.torch_compat.frames import converting, folded
 from fxpool.torch_compat.frames.recording import Recorder
 
@@ -44,8 +49,11 @@ log = notices.logger(__name__)
 FRAME = "frame"
 #: Errors that mean that a frame has no key: it is traced, and not kept.
 REFUSALS = (RefusedError, FxpoolError, UnprovenError, cacheable.Bypass)
-# Records tried for one frame. Each has its guards built, which takes as long as a hit.
+# Records tried for one frame. Each has some of its guards built.
 _MOST = 16
+# The part of the frames that could be served and are traced, and its source, which is not the program's.
+_DOUBTED = 1e-3
+_chance = random.SystemRandom()
 
 
 class _Match(NamedTuple):
@@ -68,11 +76,11 @@ def _around(call: converting.Call, trace: Callable[[Recorder | None], Any]) -> A
         return trace(None)
     start = time.perf_counter()
     try:
-        with interruptions.held_back():
+        with interruptions.held_back(), frozen_objects.frozen():
             attempt = attempt_for(call.backend)
             digest = key_of(call, attempt)
             found = _find(digest, attempt.stores(), call)
-            if found is not None and config.current().frames != "verify":
+            if found is not None and not _is_doubted():
                 answer = _handed_over(found, call)
                 counters.count("frames", "served")
                 log.info("served %s in %.3f s", _name(call), time.perf_counter() - start)
@@ -81,12 +89,15 @@ def _around(call: converting.Call, trace: Callable[[Recorder | None], Any]) -> A
         _not_kept(call, error)
         return trace(None)
     recorder = Recorder()
+    devices = folded.devices()
     answer = trace(recorder)
     counters.count("frames", "traced")
     start = time.perf_counter()
     try:
-        with interruptions.held_back():
-            made = records.make(call, recorder, lambda function: getattr(function, "fxpool_entry", None))
+        with interruptions.held_back(), frozen_objects.frozen():
+            if devices != folded.devices():
+                raise RefusedError("devices", "the frame's key is of a process that did not use CUDA, and it does now")
+            made = making.make(call, recorder, lambda function: getattr(function, "fxpool_entry", None))
             if found is not None:
                 _verify(found, made, call)
             else:
@@ -95,6 +106,11 @@ def _around(call: converting.Call, trace: Callable[[Recorder | None], Any]) -> A
     except Exception as error:
         _not_kept(call, error)
     return answer
+
+
+def _is_doubted() -> bool:
+    """Return whether a frame that fits is traced, and compared: a few are, so that a defect here is found."""
+    return config.current().frames == "verify" or _chance.random() < _DOUBTED
 
 
 def _is_on() -> bool:
@@ -125,10 +141,15 @@ def _not_kept(call: converting.Call, error: Exception) -> None:
     )
 
 
+def _origin(call: converting.Call) -> Origin:
+    with contextlib.suppress(Exception):  # of the program's objects
+        return Origin(**frames.frame_of(call.code, call.variables)._asdict())
+    return Origin(function=call.code.co_name, file=call.code.co_filename, line=call.code.co_firstlineno)
+
+
 def _name(call: converting.Call) -> str:
-    return (
-        f"{getattr(call.code, 'co_qualname', call.code.co_name)} ({call.code.co_filename}:{call.code.co_firstlineno})"
-    )
+    origin = _origin(call)
+    return f"{origin.name} ({origin.place})"
 
 
 def attempt_for(backend: Any) -> Attempt:
@@ -167,6 +188,10 @@ def surroundings_of(attempt: Attempt) -> str:
 
 
 def _find(digest: str, stores: list[LocalStore], call: converting.Call) -> _Match | None:
+    """Return the first record that fits, or None. Raises RefusedError: a record of this key was wrong before."""
+    for store in stores:
+        if (aside := quarantine.find(store.root, digest)) is not None:
+            raise RefusedError("set_aside", f"{aside.error}; release it with fxpool cache quarantine")
     for store in stores:
         for entry in store.entries(digest)[:_MOST]:
             if not store.complete(entry) or content_of(entry).level != FRAME:
@@ -178,7 +203,7 @@ def _find(digest: str, stores: list[LocalStore], call: converting.Call) -> _Matc
                 record = msgspec.msgpack.decode(data, type=records.Record)
                 fitted = records.fit(record, call)
                 graphs = {
-                    f"{fitted.prefix}{number}": _graph(row[1], row[2], stores)
+                    f"{fitted.prefix}{number}": _graph(row[1], row[2], row[3], stores)
                     for number, row in record.installed.items()
                     if row[0] == "graph"
                 }
@@ -190,12 +215,12 @@ def _find(digest: str, stores: list[LocalStore], call: converting.Call) -> _Matc
     return None
 
 
-def _graph(digest: str, name: str, stores: list[LocalStore]) -> Callable[..., Any]:
+def _graph(digest: str, name: str, indices: list[int], stores: list[LocalStore]) -> Callable[..., Any]:
     for store in stores:
         for entry in store.entries(digest):
             if entry.name == name and store.complete(entry):
                 store.mark_used(entry)
-                return load.load_without_graph(parts_of_entry(entry, store))
+                return load.load_without_graph(parts_of_entry(entry, store), indices)
     raise records.UnfitError("a graph is no longer in the cache")
 
 
@@ -203,7 +228,7 @@ def _handed_over(match: _Match, call: converting.Call) -> Any:
     record, fitted = match.record, match.fitted
     defined = {**fitted.defined, **match.graphs, **records.rests(record, fitted, call)}
     match.store.mark_used(match.entry)
-    return converting.hand_over(call, fitted.code, fitted.manager, defined)
+    return converting.hand_over(call, fitted.code, fitted.built.manager, defined)
 
 
 def _keep(record: records.Record, digest: str, store: LocalStore | None, call: converting.Call) -> None:
@@ -218,7 +243,13 @@ def _keep(record: records.Record, digest: str, store: LocalStore | None, call: c
         components=[],
         guards=[["symbol", f"objects_{objects}"]],
         content=Content(level=FRAME),
-        metadata=Metadata(label=call.code.co_name, created=time.time(), torch_version=str(torch.__version__)),
+        metadata=Metadata(
+            label=call.code.co_name,
+            created=time.time(),
+            torch_version=str(torch.__version__),
+            extra=readable.summary(record),
+            origin=_origin(call),
+        ),
     )
     store.publish(entry, {RESULT: content})
     counters.count("frames", "kept")
@@ -232,8 +263,11 @@ def _verify(match: _Match, record: records.Record, call: converting.Call) -> Non
         return
     counters.count("frames", "wrong")
     match.store.remove(match.entry.key, match.entry.name)
+    error = f"a frame that was kept is not what Dynamo makes of it: {difference}"
+    quarantine.add(match.store.root, match.entry.key, label=_name(call), error=error, log=None)
     log.warning(
-        "the frame that was kept for %s is not what Dynamo makes of it now, and was removed: %s. Please report this",
+        "the frame that was kept for %s is not what Dynamo makes of it now: %s. It was removed, and this function is "
+        "traced by all processes from now on. Please report this",
         _name(call),
         difference,
     )

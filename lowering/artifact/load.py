@@ -62,15 +62,18 @@ def load_aot(
         if not late:
             torch_counters.compiled()
         function = tracing.never_traced(call)
-        if not late and _runs_the_entry_only(parts, captured):
-            function.fxpool_entry = parts.entry
+        if not late and parts.entry is not None and _runs_the_entry_only(parts, captured):
+            function.fxpool_entry = (*parts.entry, list(captured.placement.indices))
         return function
     return of_list if not (written or captured.lifted) else lambda inputs: call(*inputs)
 
 
 def _runs_the_entry_only(parts: Parts, captured: Captured) -> bool:
-    """Return whether the callable of an entry depends on nothing of this call: it can be made again without a graph."""
-    return parts.effects == Effects() and not (captured.lifted or captured.groups or captured.placement.indices)
+    """Return whether the callable of an entry depends on no more of this call than its devices.
+
+    It can be made again without a graph then.
+    """
+    return parts.effects == Effects() and not (captured.lifted or captured.groups)
 
 
 def _add_guards(parts: Parts, captured: Captured) -> bool:
@@ -129,8 +132,9 @@ def load_inner(parts: Parts, captured: Captured, arguments: dict[str, Any]) -> A
         raise CorruptEntryError(f"the entry cannot be loaded: {type(error).__name__}: {error}") from error
 
 
-def load_without_graph(parts: Parts) -> Callable[..., Any]:
-    """Return the callable of an entry that depends on nothing of a call (`fxpool_entry`). Errors as `load_aot`."""
+def load_without_graph(parts: Parts, indices: Sequence[int]) -> Callable[..., Any]:
+    """Return the callable of an entry (`fxpool_entry`) for these CUDA devices. Errors as `load_aot`."""
+    parts.indices = indices
     try:
         result = aot.load_result(parts.result())
         for graph in aot.graphs_of(result):

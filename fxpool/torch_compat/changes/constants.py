@@ -47,10 +47,10 @@ class _Row(NamedTuple):
 
 
 class _Listed:
-    """The constants of all modules that were loaded when `loaded` were, and the last changes."""
+    """The constants of all modules that were there when `number` were listed, and the last changes."""
 
-    def __init__(self, loaded: int, rows: list[_Row], unread: Sequence[Change] = ()) -> None:
-        self.loaded, self._unread = loaded, unread
+    def __init__(self, number: int, rows: list[_Row], unread: Sequence[Change] = ()) -> None:
+        self.number, self._unread = number, unread
         self.rows = rows
         self._values: list[Any] | None = None
         self._contents = displays.Contents(())
@@ -85,8 +85,8 @@ def changed(sources: torch_sources.Sources) -> list[Change]:
     """
     global _listed
     listed = _listed
-    if listed.loaded != len(sys.modules):
-        listed = _listed = _Listed(len(sys.modules), *_rows(sources))
+    if listed.number != (number := namespaces.listed()):
+        listed = _listed = _Listed(number, *_rows(sources))
     return listed.changed()
 
 

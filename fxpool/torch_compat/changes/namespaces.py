@@ -27,7 +27,7 @@ from fxpool.torch_compat.changes.substitutes import is_in_place, is_substitute
 from fxpool.torch_compat.changes.torch_sources import Sources, source
 from fxpool.torch_compat.operators.own_code import C_CODE, DATA, is_below, is_loaded_module, is_own
 
-__all__ = ["Foreign", "examine_some", "examined_modules", "foreign"]
+__all__ = ["Foreign", "examine_some", "examined_modules", "foreign", "listed"]
 
 #: Modules that run after AOTAutograd as well: while Inductor lowers a graph.
 _OF_INDUCTOR = (
@@ -199,6 +199,7 @@ class _Examined:
         self.as_attributes: dict[str, tuple[Mapping[str, Any], types.ModuleType, bool]] = {}
         self.spaces: list[_Namespace] = []
         self.loaded = 0
+        self.listed = 0
         self._values: list[Any] = []
 
     def examine(self, sources: Sources) -> None:
@@ -259,6 +260,12 @@ def examine_some(sources: Sources, seconds: float) -> bool:
     return _examined.examine_some(sources, seconds)
 
 
+def listed() -> int:
+    """Return how often a module of torch was new so far: `examined_modules` yields the same as long as this does."""
+    _list_new_modules()
+    return _examined.listed
+
+
 def examined_modules() -> Iterator[tuple[str, types.ModuleType, bool]]:
     """Yield (name, module, traced only) of torch's loaded modules whose code counts, without `torch` itself."""
     _list_new_modules()
@@ -282,6 +289,7 @@ def _list_new_modules() -> None:
         if not name.startswith("torch") or _examined.modules.get(name) is module:
             continue
         _examined.modules[name] = module
+        _examined.listed += 1
         if name == "torch":
             _examined.spaces.append(_Namespace(name, module, None, _is_traced, True))
         elif (traced_only := _is_traced_only(name)) is not None:

@@ -39,8 +39,12 @@ def is_substitute(module: types.ModuleType, cls: type | None, name: str, value: 
     kind = type(value)
     if kind is not types.FunctionType and kind not in _IN_C and not issubclass(kind, type):
         return False
-    if kind is types.FunctionType and any(map(_is_fxpools, (value, *held_functions(value)))):
+    if not _stands_elsewhere(module, cls, name, value, sources):
         return False
+    return kind is not types.FunctionType or not any(map(_is_fxpools, (value, *held_functions(value))))
+
+
+def _stands_elsewhere(module: types.ModuleType, cls: type | None, name: str, value: Any, sources: Sources) -> bool:
     if cls is not None:
         return _is_substitute_in_class(module, cls, name, value, sources)
     imported = [

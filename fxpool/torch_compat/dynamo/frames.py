@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-__all__ = ["Frame", "current_frame", "shown_inputs"]
+__all__ = ["Frame", "current_frame", "frame_of", "shown_inputs"]
 
 # Dynamo's name for the rest of a function after a graph break.
 _RESUMED = re.compile(r"torch_dynamo_resume_in_(.+)_at_(\d+)")
@@ -51,12 +51,13 @@ def current_frame() -> Frame | None:
         return None
     try:
         translator = convert.InstructionTranslator.current_tx()
-        return _frame(translator.f_code, translator.f_locals)
+        return frame_of(translator.f_code, translator.f_locals)
     except Exception:  # a thread that does not trace, another Dynamo, a program's own __getattr__
         return None
 
 
-def _frame(code: types.CodeType, variables: dict[str, Any]) -> Frame:
+def frame_of(code: types.CodeType, variables: dict[str, Any]) -> Frame:
+    """Return the function that code belongs to; the class of `self` counts. Raises what the program's objects raise."""
     owner: Any = variables.get("self")
     if code.co_filename.endswith(_WRAPPERS):
         target = variables.get("fn")

@@ -7,12 +7,13 @@ as they are: code that is traced may read them.
 
 from __future__ import annotations
 
+import contextlib
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from torch._dynamo import callback, utils
 
-__all__ = ["freeze_while_compiling"]
+__all__ = ["freeze_while_compiling", "frozen"]
 
 
 class _Freezing:
@@ -23,22 +24,38 @@ class _Freezing:
 
     def __init__(self, wanted: Callable[[], bool]) -> None:
         self._wanted = wanted
-        self._frozen = False
+        self.is_frozen = False
 
     def begin(self, _: object) -> None:
         collects = gc.isenabled() and gc.get_threshold()[2] > 0
-        if collects and not self._frozen and not gc.get_freeze_count() and self._wanted():
+        if collects and not self.is_frozen and not gc.get_freeze_count() and self._wanted():
             gc.collect(1)  # young garbage would have to wait for a full collection afterwards
             gc.freeze()
-            self._frozen = True
+            self.is_frozen = True
 
     def end(self, _: object) -> None:
-        if self._frozen:
-            self._frozen = False
+        if self.is_frozen:
+            self.is_frozen = False
             gc.unfreeze()
 
 
 _freezing: _Freezing | None = None
+
+
+@contextlib.contextmanager
+def frozen() -> Iterator[None]:
+    """Do in this block as during a compile."""
+    if _freezing is None:
+        with getattr(utils, "deferred_full_gc", contextlib.nullcontext)():
+            yield
+        return
+    is_outermost = not _freezing.is_frozen
+    _freezing.begin(None)
+    try:
+        yield
+    finally:
+        if is_outermost:
+            _freezing.end(None)
 
 
 def freeze_while_compiling(wanted: Callable[[], bool]) -> None:

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch._dynamo import config
 
-__all__ = ["facts"]
+__all__ = ["devices", "facts"]
 
 
 def facts() -> list[Any]:
     """Return them as plain data."""
-    return [sorted(_answers()), sorted(_configuration())]
+    return [sorted(_answers()), devices(), sorted(_configuration())]
 
 
 def _answers() -> list[list[str]]:
@@ -22,18 +22,27 @@ def _answers() -> list[list[str]]:
 
     found = []
     for function in variables.constant_fold_functions:
-        with_none = _takes_nothing(function)
-        if with_none:
+        if function.__name__ in _INITIALIZE and not torch.cuda.is_initialized():
+            continue  # `devices` differs once they have
+        if _takes_nothing(function):
             try:
                 answer = repr(function())
             except Exception as error:  # no such device, no process group
                 answer = type(error).__name__
             found.append([f"{getattr(function, '__module__', '')}.{function.__qualname__}", answer])
-    if torch.cuda.is_available():
-        found += [
-            ["device", repr(torch.cuda.get_device_properties(index))] for index in range(torch.cuda.device_count())
-        ]
     return found
+
+
+# Functions that initialize CUDA.
+_INITIALIZE = ("current_device", "current_device_index", "get_device_properties")
+
+
+def devices() -> list[str]:
+    """The current CUDA device and the properties of all, if this process uses CUDA: asking would initialize it."""
+    if not torch.cuda.is_initialized():
+        return []
+    properties = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
+    return [str(torch.cuda.current_device()), *map(repr, properties)]
 
 
 def _takes_nothing(function: Any) -> bool:

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import importlib
 import logging
 import re
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, KeysView, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -24,8 +25,20 @@ from torch._dynamo import guards as torchs
 from torch._dynamo.output_graph import OutputGraphCommon, OutputGraphGuardsState
 
 from fxpool.torch_compat.frames import plain
+from fxpool.torch_compat.frames.tree import Grown, Tree, TreeDiffersError, grow
+from fxpool.torch_compat.patching import patched
 
-__all__ = ["Built", "Guards", "GuardsDifferError", "Manager", "NoGuardsError", "build", "builtins_of", "read"]
+__all__ = [
+    "Built",
+    "Guards",
+    "GuardsDifferError",
+    "Manager",
+    "NoGuardsError",
+    "build",
+    "builtins_of",
+    "read",
+    "remembering",
+]
 
 #: Describes an object whose address a guard checks; raises `NoGuardsError` if it can't be told in another process.
 Describe = Callable[[Any], str]
@@ -67,21 +80,75 @@ class Guards(msgspec.Struct, frozen=True, kw_only=True):
     builtins: str | None
     shapes: Any
 
+    def globals(self) -> set[str]:
+        """Return the globals that guards begin at."""
+        found = {dict(fields)["global_name"] for _, cls, *fields in self.sources if cls == "GlobalSource"}
+        return found | ({self.builtins} if self.builtins is not None else set())
+
+    def renamed(self, names: Mapping[str, str]) -> Guards:
+        """Return them with other names for globals of the frame's module."""
+
+        def field(name: str, value: Any) -> list[Any]:
+            return [name, names.get(value, value) if name == "global_name" else value]
+
+        sources = [[kind, cls, *(field(*one) for one in fields)] for kind, cls, *fields in self.sources]
+        builtins = names.get(self.builtins, self.builtins) if self.builtins is not None else None
+        return msgspec.structs.replace(self, sources=sources, builtins=builtins)
+
+
+@contextlib.contextmanager
+def remembering(functions: dict[str, str]) -> Iterator[None]:
+    """Keep the text of each function that Dynamo writes for guards in this block, and take those that are there.
+
+    Writing one takes as long as all other guards of a deep model. Dynamo's lock must be held.
+    """
+    original = torchs.build_guard_function
+
+    def write(parts: list[str], arguments: str) -> tuple[str, str]:
+        name = hashlib.blake2b(repr((parts, arguments)).encode(), digest_size=16).hexdigest()
+        if name not in functions:
+            functions[name] = original(parts, arguments)[1]
+        return "", functions[name]  # callers use no more
+
+    with patched(torchs, "build_guard_function", write):
+        yield
+
 
 class Built(NamedTuple):
-    """Guards on live objects: torch's manager, what all of them say, sorted, and each object that a source leads to."""
+    """Guards on live objects: torch's manager, and what those that no tree has say, sorted.
+
+    `objects` are those that their sources lead to, `values` those of the tree's managers.
+    """
 
     manager: Any
     said: list[str]
     objects: dict[str, Any]
+    values: list[Any]
 
 
 class Manager(torchs.CheckFunctionManager):
-    """Builds guards as torch does, and keeps the objects whose addresses they check."""
+    """Builds guards as torch does, and keeps the objects whose addresses they check.
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    Those of a tree come after the others: `add` adds them to the root manager that it is given.
+    """
+
+    def __init__(self, tree: Tree, add: Callable[[Any, Any], Grown], *args: Any, **kwargs: Any) -> None:
         self.named: dict[int, Any] = {}
+        self.own: list[str] = []
+        self.grown = Grown([], [])
+        self._tree, self._add = tree, add
         super().__init__(*args, **kwargs)
+
+    def build_guards(self, *args: Any, **kwargs: Any) -> Any:
+        builder, manager = super().build_guards(*args, **kwargs)
+        self.own = [*_leaves(manager.root)]
+        self.grown = self._add(manager.root, super().id_ref)
+        for number, name in self._tree.apart:
+            builder.no_tensor_aliasing_names.append(name)
+            builder.no_tensor_aliasing_guard_managers.append(self.grown.managers[number])
+        # Those that torch checks first once a frame has been compiled several times.
+        manager.diff_guard_sources.update(self._tree.varying(self.grown.values))
+        return builder, manager
 
     def id_ref(self, obj: object, obj_str: str) -> int:
         self.named[id(obj)] = obj
@@ -132,12 +199,18 @@ def _sizes(sizes: Mapping[Any, Any]) -> dict[Any, Any]:
 
 
 def build(
-    guards: Guards, code: types.CodeType, variables: dict[str, Any], names: dict[str, Any], describe: Describe
+    guards: Guards,
+    tree: Tree,
+    code: types.CodeType,
+    variables: dict[str, Any],
+    names: dict[str, Any],
+    describe: Describe,
+    functions: dict[str, str],
 ) -> Built:
     """Build a frame's guards on these locals and globals. They hold for the frame, if they say what they should.
 
     `names` may get the entry for Python's builtins that Dynamo's code reads. Raises GuardsDifferError: a source leads
-    nowhere, or a guard does not hold whatever it says.
+    nowhere, or a guard does not hold whatever it says. `functions` as in `remembering`.
     """
     try:
         read = plain.Reader(guards.sources).read
@@ -151,15 +224,36 @@ def build(
         # Torch builds a guard on an empty dictionary of hooks without a look at it.
         if name == "EMPTY_NN_MODULE_HOOKS_DICT" and len(objects[source.name]):
             raise GuardsDifferError(f"{source.name} has hooks")
+
+    def add(root: Any, keep_watch: Callable[[Any, str], object]) -> Grown:
+        return grow(tree, root, variables, names, describe, keep_watch)
+
+    # Torch's trace of a process ends with its first line if it goes nowhere. If that were the guards', they would be
+    # written out for nothing.
+    torch._logging.trace_structured("fxpool_frame", lambda: {"name": code.co_name})
     try:
-        with _quiet():
-            manager = Manager(code, OutputGraphCommon(state), shape_code_parts=shapes)
+        with _quiet(), remembering(functions):
+            manager = Manager(tree, add, code, OutputGraphCommon(state), shape_code_parts=shapes)
         said = _said(manager, sorted(state._guards, key=torch._guards.Guard.sort_key), describe)
+        said += _orders([*map(read, guards.key_order)], variables, names, describe)
+        said += tree.shared(manager.grown.values)
+    except TreeDiffersError as error:
+        raise GuardsDifferError(str(error)) from error
     except Exception as error:  # looking up a source in other objects may raise anything
         raise GuardsDifferError(f"{type(error).__name__}: {error}") from error
     if not manager.guard_manager.check(variables):
         raise GuardsDifferError(str(manager.guard_manager.check_verbose(variables)))
-    return Built(manager.guard_manager, said, objects)
+    return Built(manager.guard_manager, said, objects, manager.grown.values)
+
+
+def _orders(sources: Iterable[Any], variables: dict[str, Any], names: dict[str, Any], describe: Describe) -> list[str]:
+    """Say which keys the dictionaries have whose order counts, sorted. Torch takes their number from live objects."""
+    found = []
+    for name, value in _objects(sources, variables, names).items():
+        if isinstance(value, (dict, KeysView)):
+            keys = [repr(key) if isinstance(key, (str, int, float)) else describe(type(key)) for key in value]
+            found.append(f"{name} has the keys {', '.join(keys)}")
+    return sorted(found)
 
 
 def _objects(sources: Iterable[Any], variables: dict[str, Any], names: dict[str, Any]) -> dict[str, Any]:
@@ -224,14 +318,17 @@ def builtins_of(names: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _said(manager: Manager, guards: Sequence[Any], describe: Describe) -> list[str]:
-    """Return the texts of all guards, each line once; addresses are replaced by descriptions."""
+    """Return the texts of all guards but the tree's, each line once; addresses are replaced by descriptions."""
 
     def described(match: re.Match[str]) -> str:
         number = int(match.group())
         return describe(manager.named[number]) if number in manager.named else match.group()
 
     lines = [part for guard in guards for part in guard.code_list or ()]
-    lines += _leaves(manager.guard_manager.root)
+    root = manager.guard_manager.root
+    lines += manager.own
+    for leaf in (*root.get_leaf_guards(), *root.get_epilogue_lambda_guards()):  # some are added at the end
+        lines += leaf.verbose_code_parts()
     return sorted({_ADDRESS.sub(described, line) for line in lines})
 
 
@@ -245,8 +342,6 @@ def _leaves(manager: Any) -> Iterator[str]:
         children = manager.get_child_managers()
     for child in children:
         yield from _leaves(child)
-    for leaf in getattr(manager, "get_epilogue_lambda_guards", tuple)():
-        yield from leaf.verbose_code_parts()
 
 
 @contextlib.contextmanager

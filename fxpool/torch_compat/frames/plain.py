@@ -73,7 +73,9 @@ class Writer:
             return ["complex", value.real.hex(), value.imag.hex()]
         if cls in (tuple, list):
             return [cls.__name__, *map(self.write, value)]
-        if cls in (set, frozenset) or (isinstance(value, set) and cls.__name__ == "OrderedSet"):
+        if cls in (set, frozenset):
+            return [cls.__name__, *sorted(map(self.write, value), key=repr)]
+        if isinstance(value, set) and cls.__name__ == "OrderedSet":
             return ["set", *map(self.write, value)]
         if cls is dict:
             return ["dict", *([self.write(name), self.write(of)] for name, of in value.items())]
@@ -140,6 +142,7 @@ _MAKERS: dict[str, Any] = {
     "tuple": lambda *parts: parts,
     "list": lambda *parts: list(parts),
     "set": lambda *parts: set(parts),
+    "frozenset": lambda *parts: frozenset(parts),
     "slice": slice,
     "torch": lambda name: getattr(torch, name),
     "device": torch.device,

@@ -10,10 +10,11 @@ import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from torch._dynamo import convert_frame
+from torch._dynamo import config, convert_frame
 from torch._dynamo import guards as torchs
 
-from fxpool.torch_compat.frames.guards import Guards, NoGuardsError, read
+from fxpool.torch_compat.frames.guards import Guards, NoGuardsError, read, remembering
+from fxpool.torch_compat.frames.listening import Listener
 from fxpool.torch_compat.patching import patched
 
 __all__ = ["Recorder", "recording"]
@@ -25,18 +26,27 @@ class Recorder:
     `code` is the frame's new byte code, None if Dynamo made none. `inlined` is the code of all functions that were
     traced; `imports` the module behind each name that Dynamo gave to one; `graphs` the callable in the place of each
     graph; `resumed` the code of functions for the rest after a graph break; `installed` all names that Dynamo defined.
+    `listener` has heard most of the guards, `guards` are the others, and
+    `functions` those that Dynamo wrote for some of them (`guards.remembering`).
     `refusal` says why the frame can't be kept, as a reason and a text.
     """
 
     def __init__(self) -> None:
         self.code: types.CodeType | None = None
         self.guards: Guards | None = None
+        self.listener: Listener | None = None
+        self.functions: dict[str, str] = {}
         self.inlined: list[types.CodeType] = []
         self.imports: dict[str, str] = {}
         self.graphs: dict[str, Callable[..., Any]] = {}
         self.resumed: dict[str, types.CodeType] = {}
         self.installed: frozenset[str] = frozenset()
         self.refusal: tuple[str, str] | None = None
+
+    def globals(self) -> set[str]:
+        """Return the globals that guards begin at."""
+        found = self.guards.globals() if self.guards is not None else set()
+        return found | (self.listener.globals() if self.listener is not None else set())
 
     # ------------------------------------------------------------ called by Dynamo
 
@@ -75,13 +85,23 @@ def recording(recorder: Recorder) -> Iterator[None]:
     """Have the guards that Dynamo builds in this block read into the recorder. Dynamo's lock must be held."""
 
     class Reading(torchs.CheckFunctionManager):
+        def build_guards(self, guards: Sequence[Any], *arguments: Any, **named: Any) -> Any:
+            if not config.guard_nn_modules:
+                return super().build_guards(guards, *arguments, **named)
+            builder, manager = super().build_guards([], *arguments, **named)
+            recorder.listener = Listener(builder, manager.root)
+            recorder.listener.make(guards)
+            return builder, manager
+
         def serialize_guards(self, builder: Any, guards: Sequence[Any], graph: Any) -> bytes:
+            heard = recorder.listener.heard if recorder.listener is not None else ()
             try:
-                recorder.guards = read(self.shape_code_parts, builder, guards, graph)
+                others = [guard for guard in guards if id(guard) not in heard]
+                recorder.guards = read(self.shape_code_parts, builder, others, graph)
                 recorder.installed = frozenset(graph.installed_globals)
             except NoGuardsError as error:
                 recorder.refusal = recorder.refusal or ("guard", str(error))
             return b"read"
 
-    with patched(convert_frame, "CheckFunctionManager", Reading):
+    with patched(convert_frame, "CheckFunctionManager", Reading), remembering(recorder.functions):
         yield

@@ -12,7 +12,7 @@ import os
 import re
 import sys
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -82,7 +82,11 @@ def _is_own(value: Any, depth: int) -> bool:
     if kind is types.FunctionType:
         if not _is_known_file(value.__code__.co_filename, value.__globals__):
             return False
-        return not value.__closure__ or depth > 3 or all(_is_own(inside, depth + 1) for inside in held_functions(value))
+        if value.__closure__ and depth <= 3:
+            for inside in held_functions(value):
+                if not _is_own(inside, depth + 1):
+                    return False
+        return True
     if kind in DATA or kind in C_CODE:
         return True
     if isinstance(value, type):
@@ -114,27 +118,35 @@ def _functions_in(value: Any) -> list[types.FunctionType]:
     return [inside for inside in [*attributes.values()] if type(inside) is types.FunctionType]
 
 
-def held_functions(function: types.FunctionType) -> Iterator[Any]:
-    """Yield functions in a function's closure, also those in containers and objects there."""
+def held_functions(function: types.FunctionType) -> list[Any]:
+    """Return the functions in a function's closure, also those in containers and objects there."""
+    found: list[Any] = []
     for cell in function.__closure__ or ():
         try:
             content = cell.cell_contents
         except ValueError:  # empty
             continue
-        yield from _held(content, 3)
+        _add_held(content, 3, found)
+    return found
 
 
-def _held(content: Any, depth: int) -> Iterator[Any]:
+def _add_held(content: Any, depth: int, found: list[Any]) -> None:
     kind = type(content)
-    if kind in (types.FunctionType, types.MethodType, functools.partial):
-        yield content
-    elif kind in (list, tuple, set, dict):
-        if depth:
-            for item in [*content.values()] if kind is dict else [*content]:
-                yield from _held(item, depth - 1)
-    elif depth and kind.__module__.startswith("torch._inductor"):
+    if kind in _FUNCTIONS:
+        found.append(content)
+    elif not depth or kind in _HOLDS_NOTHING:
+        return
+    elif kind in _CONTAINERS:
+        for item in [*content.values()] if kind is dict else [*content]:
+            _add_held(item, depth - 1, found)
+    elif kind.__module__.startswith("torch._inductor"):
         for item in [*getattr(content, "__dict__", {}).values()]:
-            yield from _held(item, depth - 1)
+            _add_held(item, depth - 1, found)
+
+
+_FUNCTIONS = frozenset((types.FunctionType, types.MethodType, functools.partial))
+_CONTAINERS = frozenset((list, tuple, set, dict))
+_HOLDS_NOTHING = frozenset((bool, int, float, str, bytes, type(None), type, torch.dtype))
 
 
 def is_file_of_torch(path: str) -> bool:

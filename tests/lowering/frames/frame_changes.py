@@ -25,15 +25,15 @@ from typing import Any
 
 import msgspec
 import torch
-from frame_kinds import KINDS, Kind
+from frame_kinds import KINDS, Kind, Together
 
-from fxpool.frames import record, serving
+from fxpool.frames import making, record, serving
 from fxpool.torch_compat.frames import converting
 from fxpool.torch_compat.frames.recording import Recorder
 
 
 class MissedError(Exception):
-    """No record fits: Dynamo would trace."""
+    """No record fits the first frame: Dynamo would trace all."""
 
 
 class Shelf:
@@ -42,6 +42,7 @@ class Shelf:
     def __init__(self, folder: Path, tracing: bool) -> None:
         self._folder, self._tracing = folder, tracing
         self.said: list[str] = []
+        self.missed = 0
 
     def around(self, call: converting.Call, trace: Callable[[Recorder | None], Any]) -> Any:
         try:
@@ -57,14 +58,19 @@ class Shelf:
                 self.said.append(str(error))
                 continue
             graphs = {
-                f"{fitted.prefix}{number}": torch._dynamo.disable(pickle.loads((self._folder / row[1]).read_bytes()))
+                f"{fitted.prefix}{number}": torch._dynamo.disable(
+                    pickle.loads((self._folder / row[1]).read_bytes()).forward
+                )
                 for number, row in kept.installed.items()
                 if row[0] == "graph"
             }
             self.said.append("served")
             defined = {**fitted.defined, **graphs, **record.rests(kept, fitted, call)}
-            return converting.hand_over(call, fitted.code, fitted.manager, defined)
+            return converting.hand_over(call, fitted.code, fitted.built.manager, defined)
         if not self._tracing:
+            self.missed += 1
+            if "served" in self.said:
+                return trace(None)
             raise MissedError
         recorder = Recorder()
         answer = trace(recorder)
@@ -78,8 +84,8 @@ class Shelf:
             return name, ""
 
         try:
-            made = record.make(call, recorder, entry_of)
-        except record.RefusedError as error:
+            made = making.make(call, recorder, entry_of)
+        except making.RefusedError as error:
             self.said.append(f"not kept: {error}")
             return answer
         (self._folder / f"{key}.{number:03}.record").write_bytes(msgspec.msgpack.encode(made))
@@ -91,7 +97,7 @@ def _as_captured(gm: torch.fx.GraphModule, inputs: object) -> Any:
     return gm.forward
 
 
-def run(kind: Kind, folder: Path, *, changed: bool, tracing: bool) -> dict[str, Any]:
+def run(kind: Kind | Together, folder: Path, *, changed: bool, tracing: bool) -> dict[str, Any]:
     """Run a kind's program: with Dynamo and records in `folder`, and without both."""
     sources = folder / "program"
     for file, text in kind.files(changed).items():
@@ -100,27 +106,33 @@ def run(kind: Kind, folder: Path, *, changed: bool, tracing: bool) -> dict[str, 
     sys.dont_write_bytecode = True
     for name, value in kind.environment(changed).items():
         os.environ[name] = value
+    module = importlib.import_module("program")
     random.seed(3)
     torch.manual_seed(0)
-    module = importlib.import_module("program")
+    _, others = module.make()  # the function may change the first
+    random.seed(3)
+    torch.manual_seed(0)
     function, inputs = module.make()
-    if statement := kind.statement(changed):
-        exec(statement, {**vars(module), "module": module, "function": function, "torch": torch, "os": os, "sys": sys})
+    kind.prepare(module, function, changed)
     with _context(kind.context(changed)):
         torch.manual_seed(1)
         random.seed(5)
         want = function(*inputs)
         shelf = Shelf(folder, tracing)
         converting.surround(shelf.around)
-        torch.manual_seed(0)
-        _, inputs = module.make()  # the function may have changed the first
         torch.manual_seed(1)
         random.seed(5)
         try:
-            got = torch.compile(function, backend=_as_captured, dynamic=False)(*inputs)
+            got = torch.compile(function, backend=_as_captured, dynamic=False)(*others)
         except MissedError:
             return {"outcome": "missed", "said": shelf.said, "want": _digest(want)}
-    outcome = "served" if "served" in shelf.said else "kept" if "kept" in shelf.said else "refused"
+    outcome = (
+        ("partly" if shelf.missed else "served")
+        if "served" in shelf.said
+        else "kept"
+        if "kept" in shelf.said
+        else "refused"
+    )
     return {"outcome": outcome, "same": _same(want, got), "said": shelf.said, "want": _digest(want)}
 
 
@@ -130,6 +142,8 @@ def _digest(value: Any) -> str:
 
 
 def _same(want: Any, got: Any) -> bool:
+    if isinstance(want, tuple) and isinstance(got, tuple):
+        return len(want) == len(got) and all(map(_same, want, got))
     if not isinstance(want, torch.Tensor):
         return type(want) is type(got) and repr(want) == repr(got)
     if want.dtype != got.dtype or want.shape != got.shape or want.requires_grad != got.requires_grad:
@@ -163,22 +177,32 @@ def in_child(work: Callable[..., dict[str, Any]], **options: bool) -> dict[str, 
     return report
 
 
-def main(folder: Path, names: list[str]) -> None:
-    """Print what became of each kind."""
+def warm_up() -> None:
+    """Import and examine what all children need."""
     torch.set_num_threads(1)
-    warm = torch.compile(lambda x: x + 1, backend="eager")  # imports what all children need
+    warm = torch.compile(lambda x: x + 1, backend="eager")
     warm(torch.ones(2))
     torch._dynamo.reset()
     serving.surroundings_of(serving.attempt_for(None))  # remembered by a process, and inherited by its children
-    for name in names:
-        place = folder / str(len([*folder.iterdir()]))
-        (place / "program").mkdir(parents=True)
-        in_this = functools.partial(run, KINDS[name], place)
-        report: dict[str, Any] = {"kind": name, "first": in_child(in_this, changed=False, tracing=True)}
-        if report["first"]["outcome"] == "kept":
+
+
+def reported(kind: Kind | Together, folder: Path, *, again: bool = True) -> dict[str, Any]:
+    """Return what became of a program, by name of the process: first, again and changed."""
+    (folder / "program").mkdir(parents=True)
+    in_this = functools.partial(run, kind, folder)
+    report: dict[str, Any] = {"first": in_child(in_this, changed=False, tracing=True)}
+    if report["first"]["outcome"] == "kept":
+        if again:
             report["again"] = in_child(in_this, changed=False, tracing=False)
-            report["changed"] = in_child(in_this, changed=True, tracing=False)
-        print(json.dumps(report), flush=True)
+        report["changed"] = in_child(in_this, changed=True, tracing=False)
+    return report
+
+
+def main(parent: Path, names: list[str]) -> None:
+    """Print what became of each kind."""
+    warm_up()
+    for number, name in enumerate(names):
+        print(json.dumps({"kind": name, **reported(KINDS[name], parent / str(number))}), flush=True)
 
 
 if __name__ == "__main__":

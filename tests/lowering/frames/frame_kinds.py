@@ -8,9 +8,14 @@ module or of its helpers, a statement that runs ahead of the compile (names: tho
 from __future__ import annotations
 
 import dataclasses
+import os
+import sys
 import textwrap
+from typing import Any
 
-__all__ = ["KINDS", "Kind"]
+import torch
+
+__all__ = ["KINDS", "Kind", "Together"]
 
 HEAD = """
 import collections, contextlib, dataclasses, enum, functools, itertools, math, operator, os, sys, types
@@ -66,9 +71,11 @@ class Kind:
             found[name] = found[name].replace(old, new)
         return found
 
-    def statement(self, changed: bool) -> str:
-        """The statement that runs ahead of the compile."""
-        return textwrap.dedent(self.run if changed else self.before)
+    def prepare(self, module: Any, function: Any, changed: bool) -> None:
+        """Run what is to run ahead of the compile."""
+        statement = textwrap.dedent(self.run if changed else self.before)
+        names = {"module": module, "function": function, "torch": torch, "os": os, "sys": sys}
+        exec(statement, {**vars(module), **names})
 
     def environment(self, changed: bool) -> dict[str, str]:
         """Environment variables of the process."""
@@ -78,6 +85,73 @@ class Kind:
     def context(self, changed: bool) -> str:
         """The context manager around the calls, as an expression."""
         return self.inside[changed]
+
+
+_TOGETHER = """
+import importlib
+modules, functions = [], []
+def make():
+    inputs, ends = [], [0]
+    functions.clear()
+    for name in {names!r}:
+        module = importlib.import_module(name)
+        function, own = module.make()
+        modules.append(module)
+        functions.append(function)
+        inputs += own
+        ends.append(len(inputs))
+    {parts} = functions
+    {cuts} = ends
+    def together(*inputs):
+        return {calls}
+    return together, tuple(inputs)
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Together:
+    """Programs whose functions one function calls, and a change of one of them, the number `at`.
+
+    With `back` the changed program comes first, and the change is undone.
+    """
+
+    kinds: tuple[Kind, ...]
+    at: int
+    back: bool
+
+    def _is_changed(self, number: int, changed: bool) -> bool:
+        return number == self.at and changed != self.back
+
+    def files(self, changed: bool) -> dict[str, str]:
+        """As `Kind.files`."""
+        count = range(len(self.kinds))
+        names = {
+            "names": [f"part{number}" for number in count],
+            "parts": ", ".join(f"f{number}" for number in count) + ",",
+            "cuts": ", ".join(f"e{number}" for number in (*count, len(self.kinds))),
+            "calls": ", ".join(f"f{number}(*inputs[e{number}:e{number + 1}])" for number in count) + ",",
+        }
+        found = {"program": _TOGETHER.format(**names)}
+        for number, kind in enumerate(self.kinds):
+            files = kind.files(self._is_changed(number, changed))
+            found[f"part{number}"] = files["program"]
+            if number == self.at or "helpers" not in found:
+                found["helpers"] = files["helpers"]
+        return found
+
+    def prepare(self, module: Any, function: Any, changed: bool) -> None:
+        """As `Kind.prepare`."""
+        for number, kind in enumerate(self.kinds):
+            kind.prepare(module.modules[number], module.functions[number], self._is_changed(number, changed))
+
+    def environment(self, changed: bool) -> dict[str, str]:
+        """As `Kind.environment`."""
+        changes = [kind.environment(self._is_changed(number, changed)) for number, kind in enumerate(self.kinds)]
+        return {name: value for variables in changes for name, value in variables.items()}
+
+    def context(self, changed: bool) -> str:
+        """As `Kind.context`: that of the program that changes."""
+        return self.kinds[self.at].context(changed != self.back)
 
 
 def function(body: str, more: str = "", inputs: str = "torch.randn(4, 8)") -> str:
@@ -328,6 +402,32 @@ KINDS: dict[str, Kind] = {
     ),
     "hook of the model": Kind(
         model("return self.layer(x)"), run="function.register_forward_hook(lambda module, i, o: o * 3)"
+    ),
+    "buffers that become one": Kind(
+        model(
+            "self.p.add_(1.0)\nreturn x * self.q",
+            "self.register_buffer('p', torch.ones(8))\nself.register_buffer('q', torch.ones(8))",
+        ),
+        run="function.q = function.p",
+    ),
+    "buffers that share memory": Kind(
+        model(
+            "self.p.add_(1.0)\nreturn x * self.q",
+            "self.register_buffer('p', torch.ones(8))\nself.register_buffer('q', torch.ones(8))",
+        ),
+        run="function.q = function.p.view(8)",
+    ),
+    "parameters that become one": Kind(
+        model("return self.layer(self.other(x))", "self.other = nn.Linear(8, 8)"),
+        run="function.other.weight = function.layer.weight",
+    ),
+    "layer that becomes another's": Kind(
+        model("return self.layer(self.other(x))", "self.other = nn.Linear(8, 8)"), run="function.other = function.layer"
+    ),
+    "arguments that share memory": Kind(
+        "A = torch.ones(8)\ndef function(x, y):\n    x.add_(1.0)\n    return x * y\n"
+        "def make():\n    return function, (torch.ones(8), torch.ones(8))\n",
+        ("(torch.ones(8), torch.ones(8))", "(lambda t: (t, t.view(8)))(torch.ones(8))"),
     ),
     "global hook": Kind(
         model("return self.layer(x)"),

@@ -34,13 +34,13 @@ def _problem(report: dict[str, Any]) -> str:
     if first["outcome"] != "kept" or not first["same"]:
         return f"not kept: {first}"
     again, changed = report["again"], report["changed"]
-    if again["outcome"] != ("missed" if kind.once else "served") or not again.get("same", kind.once):
+    if again["outcome"] not in (("missed", "partly") if kind.once else ("served",)) or not again.get("same", kind.once):
         return f"the same program: {again}"
+    if changed["outcome"] in ("served", "partly") and not changed["same"]:
+        return f"WRONG: {changed}"
     if changed["outcome"] == "served":
-        if not changed["same"]:
-            return f"WRONG: {changed}"
         return "" if kind.neutral else "served, although what it depends on changed"
-    if changed["outcome"] not in ("missed", "refused"):
+    if changed["outcome"] not in ("missed", "partly", "refused"):
         return f"failed: {changed}"
     if kind.neutral:
         return f"not served: {changed['said']}"

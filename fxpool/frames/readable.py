@@ -1,0 +1,39 @@
+"""The facts of a record as text. The command ``fxpool frames`` reads records without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+__all__ = ["facts", "summary"]
+
+
+def summary(record: Any) -> dict[str, int]:
+    """Return the numbers of a record that lists show: guards, facts that were proven, and graphs."""
+    graphs = sum(row[0] == "graph" for row in record.installed.values())
+    return {"guards": len(record.tree.checks) + len(record.guards.rows), "facts": record.proof, "graphs": graphs}
+
+
+def facts(record: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield (kind, text) of all that a decoded record depends on. Kinds come one after another."""
+    managers = record["tree"]["managers"]
+    for number, _, kind, data, texts, _ in record["tree"]["checks"]:
+        text = " and ".join(texts) or f"{managers[number - 1][3]} has no {data}"
+        yield "guard", f"{text}: {data}" if kind in ("object", "type") else text
+    for line in record["said"]:
+        yield "guard", line
+    texts = [record["texts"][number] for number in record["tree_names"]]
+    of_tree = [(manager[3], text) for manager, text in zip(managers, texts, strict=True)]
+    for source, text in [*of_tree, *record["names"]]:
+        if text:
+            yield "object", f"{source}: {text}"
+    for module, name, _, digest in record["traced"]:
+        yield "code", f"{module}.{name}: {digest}"
+    for module, names in record["scopes"]:
+        yield "module", f"{module}: {' '.join(names)}"
+    for alias, module in sorted(record["imports"].items()):
+        yield "import", f"{alias}: {module}"
+    if record["environment"] is not None:
+        yield "environment", record["environment"]
+    for _, row in sorted(record["installed"].items()):
+        yield row[0], ".".join(map(str, row[1:])) if row[0] != "rest" else "after a graph break"
