@@ -81,7 +81,7 @@ class Work:
 BROKEN = (
     "import torch\ndef broken(x):\n"
     + "    x = (x * 1.01).sin()\n    torch._dynamo.graph_break()\n" * 19
-    + "    return x\n"
+    + "    return x * 2\n"
 )
 
 

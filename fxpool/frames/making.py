@@ -29,7 +29,7 @@ from fxpool.frames.record import (
     origin,
     origins,
 )
-from fxpool.torch_compat.frames import plain, tree
+from fxpool.torch_compat.frames import folded, plain, tree
 from fxpool.torch_compat.frames.converting import Call
 from fxpool.torch_compat.frames.guards import builtins_of
 from fxpool.torch_compat.frames.recording import Recorder
@@ -97,6 +97,8 @@ def make(call: Call, recorder: Recorder, entry_of: Callable[[Callable[..., Any]]
     ]
     if looked_up & _ENVIRONMENT:
         record.environment = environment()
+    if looked_up & folded.OF_DEVICES:
+        record.devices = folded.devices()
     record.proof = prove(record, call, fitted)
     for name, number in numbers.items():
         if name in recorder.resumed:
@@ -198,6 +200,8 @@ def _changes(record: Record, call: Call, fitted: Fitted) -> Iterator[tuple[str, 
         yield "a module's names", process(scopes=[(module, [*there, "'"])]), module
     if record.environment is not None:
         yield "the environment", process(environment=f"{record.environment}'"), "environ"
+    if record.devices is not None:
+        yield "the devices", process(devices=[*record.devices, "'"]), "devices"
     for line in fitted.read.said:
         yield "a guard", objects(Read([line], [], []), said=[f"{line}'"]), line
     for source, text in fitted.read.names:

@@ -35,5 +35,7 @@ def facts(record: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "import", f"{alias}: {module}"
     if record["environment"] is not None:
         yield "environment", record["environment"]
+    for text in record["devices"] or ():
+        yield "device", text
     for _, row in sorted(record["installed"].items()):
         yield row[0], ".".join(map(str, row[1:])) if row[0] != "rest" else "after a graph break"

@@ -21,6 +21,7 @@ import msgspec
 
 from fxpool.frames import byte_code, located
 from fxpool.frames.identity import Describer, NoDescriptionError, code_digest
+from fxpool.torch_compat.frames import folded
 from fxpool.torch_compat.frames.converting import Call
 from fxpool.torch_compat.frames.guards import Built, Guards, GuardsDifferError, build, builtins_of
 from fxpool.torch_compat.frames.tree import Tree
@@ -62,10 +63,11 @@ class Record(msgspec.Struct, kw_only=True):
     `imports` are modules by the name that Dynamo gave them. `installed` are the other globals that it defined, by their
     number: ``["graph", key, name, devices]`` is an entry of the cache, ``["rest", code]`` a function for the rest
     after a graph break, ``["builtins"]``, ``["module", name]`` and ``["named", module, name]`` what they say. `traced`
-    is code that no description covers: (module, name, wrappers, digest). `scopes` are the modules of all
-    traced code, each with the names that it has of those that the code mentions: a global that appears hides a builtin.
-    `environment` is the digest of all environment variables, if the code mentions them. `proof` is the number of facts that were changed in
-    a copy, which then did not fit.
+    is code that no description covers: (module, name, wrappers, digest). `scopes` are the modules of all traced code,
+    each with the names that it has of those that the code mentions: a global that appears hides a builtin.
+    `environment` is the digest of all environment variables, and `devices` has the properties of CUDA devices, if the
+    code mentions them. `proof` is the number of facts
+    that were changed in a copy, which then did not fit.
     """
 
     guards: Guards
@@ -82,6 +84,7 @@ class Record(msgspec.Struct, kw_only=True):
     traced: list[tuple[str, str, int, str]] = []
     scopes: list[tuple[str, list[str]]] = []
     environment: str | None = None
+    devices: list[str] | None = None
     proof: int = 0
 
 
@@ -162,6 +165,8 @@ def check_process(record: Record, call: Call) -> None:
             raise UnfitError(f"the code of {module_name}.{name} changed")
     if record.environment is not None and record.environment != environment():
         raise UnfitError("the environment is another, which the code reads")
+    if record.devices is not None and record.devices != folded.devices():
+        raise UnfitError("CUDA has other devices, which the code asks for")
     looked_up = frozenset(record.looked_up)
     for name, there in record.scopes:
         if names_there(name, looked_up) != there:

@@ -89,14 +89,11 @@ def _around(call: converting.Call, trace: Callable[[Recorder | None], Any]) -> A
         _not_kept(call, error)
         return trace(None)
     recorder = Recorder()
-    devices = folded.devices()
     answer = trace(recorder)
     counters.count("frames", "traced")
     start = time.perf_counter()
     try:
         with interruptions.held_back(), frozen_objects.frozen():
-            if devices != folded.devices():
-                raise RefusedError("devices", "the frame's key is of a process that did not use CUDA, and it does now")
             made = making.make(call, recorder, lambda function: getattr(function, "fxpool_entry", None))
             if found is not None:
                 _verify(found, made, call)

@@ -8,12 +8,13 @@ from typing import Any
 import torch
 from torch._dynamo import config
 
-__all__ = ["devices", "facts"]
+__all__ = ["OF_DEVICES", "devices", "facts"]
 
 
 def facts() -> list[Any]:
     """Return them as plain data."""
-    return [sorted(_answers()), devices(), sorted(_configuration())]
+    device = torch.cuda.current_device() if torch.cuda.is_initialized() else 0
+    return [sorted(_answers()), device, sorted(_configuration())]
 
 
 def _answers() -> list[list[str]]:
@@ -22,9 +23,7 @@ def _answers() -> list[list[str]]:
 
     found = []
     for function in variables.constant_fold_functions:
-        if function.__name__ in _INITIALIZE and not torch.cuda.is_initialized():
-            continue  # `devices` differs once they have
-        if _takes_nothing(function):
+        if function.__name__ not in OF_DEVICES and _takes_nothing(function):
             try:
                 answer = repr(function())
             except Exception as error:  # no such device, no process group
@@ -33,13 +32,13 @@ def _answers() -> list[list[str]]:
     return found
 
 
-# Functions that initialize CUDA.
-_INITIALIZE = ("current_device", "current_device_index", "get_device_properties")
+#: Functions that initialize CUDA. `facts` does not ask them.
+OF_DEVICES = frozenset(("current_device", "current_device_index", "get_device_properties", "is_initialized"))
 
 
 def devices() -> list[str]:
-    """The current CUDA device and the properties of all, if this process uses CUDA: asking would initialize it."""
-    if not torch.cuda.is_initialized():
+    """Return the current CUDA device and the properties of all. Initializes CUDA, as the code that asks does."""
+    if not torch.cuda.is_available():
         return []
     properties = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
     return [str(torch.cuda.current_device()), *map(repr, properties)]

@@ -148,8 +148,8 @@ def _has(value: Any, key: Any) -> bool:
     return dict.__contains__(value, key) if isinstance(value, dict) else key in value
 
 
-def _write(value: Any) -> Any:
-    return plain.Writer().write(value)
+def _text(value: Any) -> str:
+    return repr(plain.Writer().write(value))
 
 
 #: For each method that makes a manager: the name of its argument, and how it comes to its object from another's.
@@ -182,7 +182,7 @@ _MARKED_BY_DYNAMO = ["_dynamo_static_input_type", repr("unguarded")]
 #: Checks whose arguments before the texts are plain data, and whether a value passes.
 PLAIN: dict[str, Callable[..., bool]] = {
     # Torch's takes 0.0 for -0.0, and 1 for True in a tuple.
-    "add_equals_match_guard": lambda value, other: _write(value) == _write(other),
+    "add_equals_match_guard": lambda value, other: _text(value) == _text(other),
     "add_none_match_guard": lambda value: value is None,
     "add_true_match_guard": lambda value: value is True,
     "add_false_match_guard": lambda value: value is False,

@@ -120,28 +120,28 @@ def _functions_in(value: Any) -> list[types.FunctionType]:
 
 def held_functions(function: types.FunctionType) -> list[Any]:
     """Return the functions in a function's closure, also those in containers and objects there."""
-    found: list[Any] = []
+    functions: list[Any] = []
     for cell in function.__closure__ or ():
         try:
             content = cell.cell_contents
         except ValueError:  # empty
             continue
-        _add_held(content, 3, found)
-    return found
+        _add_held(content, 3, functions)
+    return functions
 
 
-def _add_held(content: Any, depth: int, found: list[Any]) -> None:
+def _add_held(content: Any, depth: int, functions: list[Any]) -> None:
     kind = type(content)
     if kind in _FUNCTIONS:
-        found.append(content)
+        functions.append(content)
     elif not depth or kind in _HOLDS_NOTHING:
         return
     elif kind in _CONTAINERS:
         for item in [*content.values()] if kind is dict else [*content]:
-            _add_held(item, depth - 1, found)
+            _add_held(item, depth - 1, functions)
     elif kind.__module__.startswith("torch._inductor"):
         for item in [*getattr(content, "__dict__", {}).values()]:
-            _add_held(item, depth - 1, found)
+            _add_held(item, depth - 1, functions)
 
 
 _FUNCTIONS = frozenset((types.FunctionType, types.MethodType, functools.partial))

@@ -371,7 +371,7 @@ KINDS: dict[str, Kind] = {
     "parameters that are tied": Kind(
         model("return self.layer(x) + self.more(x)", "self.more = nn.Linear(8, 8)"),
         run="function.more = function.layer",
-        neutral=True,
+        silent=True,
     ),
     "number of layers": Kind(
         model("for layer in self.layers:\n    x = layer(x)\nreturn x", "self.layers = nn.ModuleList([nn.ReLU()])"),
@@ -578,7 +578,7 @@ KINDS: dict[str, Kind] = {
         "def function(x, y):\n    x.add_(1)\n    return x * y\ndef make():\n    a = torch.ones(4)\n"
         "    return function, (a, torch.ones(4))",
         ("(a, torch.ones(4))", "(a, a.view(4))"),
-        neutral=True,
+        silent=True,
     ),
     "parameter for a tensor": Kind(
         function("return x * 2 if isinstance(x, nn.Parameter) else x - 7"),

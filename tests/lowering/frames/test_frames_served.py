@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -134,7 +136,7 @@ def test_a_record_that_is_damaged_is_not_served(shared_pool: Path, cache: Path) 
 def test_a_frame_whose_graph_is_gone_is_traced(shared_pool: Path, cache: Path) -> None:
     run("net")
     listed = map(json.loads, run_python(["-m", "fxpool", "cache", "ls", "--json"]).splitlines())
-    (graph,) = [entry["key"] for entry in listed if entry["origin"]]
+    (graph,) = [entry["key"] for entry in listed if entry["compile_seconds"]]
     run_python(["-m", "fxpool", "cache", "rm", "--yes", graph])
     report = run("net")
     assert report["frames"]["unfit"] == 1 and report["captured"] == 1
@@ -150,15 +152,56 @@ def test_verify_traces_and_compares(shared_pool: Path, cache: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_verify_removes_a_frame_that_is_wrong(shared_pool: Path, cache: Path) -> None:
+def test_a_frame_that_is_wrong_is_traced_until_it_is_released(shared_pool: Path, cache: Path) -> None:
     run("net")
     # A guard that the record has and Dynamo does not.
     forget = "from fxpool.frames import record\nrecord.difference = lambda then, now: 'made up'"
     arguments = ["-c", PROGRAM, "net", "infer", forget]
     printed, errors = run_with_errors(arguments, FXPOOL_FRAMES="verify")
     assert json.loads(printed.splitlines()[-1])["frames"] == {"traced": 1, "wrong": 1}
-    assert "is not what Dynamo makes of it now, and was removed: made up" in errors
+    assert "is not what Dynamo makes of it now: made up. It was removed" in errors
+    aside = run("net")
+    assert aside["frames"] == {"refused:set_aside": 1} and aside["captured"] == 1
+    (listed,) = map(json.loads, run_python(["-m", "fxpool", "cache", "quarantine", "--json"]).splitlines())
+    assert "made up" in listed["error"] and "Net.forward" in listed["label"]
+    run_python(["-m", "fxpool", "cache", "quarantine", "--release-all"])
     assert run("net")["frames"] == {"traced": 1, "kept": 1}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_some_frames_are_doubted(shared_pool: Path, cache: Path) -> None:
+    run("net")
+    assert run("net", change="from fxpool.frames import serving\nserving._DOUBTED = 1.0")["frames"] == {
+        "traced": 1,
+        "verified": 1,
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_frames_are_listed_shown_and_compared(shared_pool: Path, cache: Path) -> None:
+    assert "no frames in" in run_python(["-m", "fxpool", "frames", "ls"])
+    run("net")
+    run("net", change="for model in models: model.blocks[1].rate = 0.25")
+    frames = [*map(json.loads, run_python(["-m", "fxpool", "frames", "ls", "--json"]).splitlines())]
+    assert [(one["function"], one["graphs"]) for one in frames] == [("Net.forward", 1)] * 2
+    assert all(one["facts"] > one["guards"] > 20 for one in frames)
+    first, second = (one["frame"] for one in frames)
+    shown = run_python(["-m", "fxpool", "frames", "show", first, "--code"])
+    assert "L['self']._modules['blocks']" in shown and "RETURN_VALUE" in shown
+    facts = json.loads(run_python(["-m", "fxpool", "frames", "show", second, "--json"]))["facts"]
+    assert ["guard", "L['self']._modules['blocks']._modules['1'].rate == 0.5"] in facts
+    compared = subprocess.run(
+        [sys.executable, "-m", "fxpool", "frames", "diff", first, second], capture_output=True, text=True, check=False
+    )
+    rates = [line for line in compared.stdout.splitlines() if ".rate == " in line]
+    assert compared.returncode == 1 and {line[0] for line in rates} == {"-", "+"}
+    assert "imported torch" not in run_python(
+        ["-c", "import sys\nsys.argv[1:] = ['frames', 'ls']\nimport atexit\n"
+         "atexit.register(lambda: print('imported torch') if 'torch' in sys.modules else None)\n"
+         "from fxpool.commands.main import main\nmain()"]
+    )  # fmt: skip
 
 
 @pytest.mark.slow
