@@ -6,6 +6,7 @@ not in a worker, because facts are compared with the program's objects, which no
 
 from __future__ import annotations
 
+import re
 import sys
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -58,7 +59,7 @@ def make(call: Call, recorder: Recorder, entry_of: Callable[[Callable[..., Any]]
     numbers: dict[str, int] = {}
     installed: dict[int, list[Any]] = {}
     used = set(_names(recorder.code)) | recorder.globals()
-    for name in sorted(recorder.installed & used):
+    for name in sorted(recorder.installed & used, key=_in_order):
         number = numbers[name] = len(numbers)
         installed[number] = _installed(name, call, recorder, entry_of)
     renamed = {name: f"__fxpool_0_{number}" for name, number in numbers.items()}
@@ -104,6 +105,11 @@ def make(call: Call, recorder: Recorder, entry_of: Callable[[Callable[..., Any]]
         if name in recorder.resumed:
             origins[recorder.resumed[name]] = f"{origin(record)}.{number}"
     return record
+
+
+def _in_order(name: str) -> list[tuple[int, str]]:
+    """A key that sorts names by the numbers in them, which count on in a process: two records have the same order."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
 
 
 def _undescribed(error: NoDescriptionError) -> RefusedError:

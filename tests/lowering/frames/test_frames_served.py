@@ -12,8 +12,11 @@ import pytest
 from processes import run_python, run_with_errors
 
 PROGRAM = """
-import json, sys
+import json, os, sys
 import torch
+if os.environ["FXPOOL_FRAMES"] != "off":
+    from fxpool.frames import serving
+    serving._DOUBTED = 0.0  # one in a thousand would be traced
 
 MODEL, TRAIN, CHANGE = sys.argv[1], sys.argv[2] == "train", sys.argv[3]
 from torch._inductor import graph
@@ -166,6 +169,30 @@ def test_a_frame_that_is_wrong_is_traced_until_it_is_released(shared_pool: Path,
     assert "made up" in listed["error"] and "Net.forward" in listed["label"]
     run_python(["-m", "fxpool", "cache", "quarantine", "--release-all"])
     assert run("net")["frames"] == {"traced": 1, "kept": 1}
+
+
+DYNAMIC = """
+import sys, torch
+import fxpool
+def function(x):
+    return (x * 2).sum(0) + x.shape[0]
+compiled = torch.compile(function, backend="fxpool")
+for size in map(int, sys.argv[1:]):
+    x = torch.arange(size * 8.0).view(size, 8)
+    torch.testing.assert_close(compiled(x), function(x))
+print(fxpool.stats()["frames"], fxpool.stats()["misses"])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_sizes_that_change(shared_pool: Path, cache: Path) -> None:
+    def sizes(*sizes: int, frames: str = "on") -> str:
+        return run_python(["-c", DYNAMIC, *map(str, sizes)], FXPOOL_FRAMES=frames).splitlines()[-1]
+
+    assert sizes(4, 5, 6) == "{'traced': 2, 'kept': 2, 'unfit': 1} 2"
+    assert sizes(7, 9) == "{'served': 1} 0" or sizes(7, 9) == "{'unfit': 1, 'served': 1} 0"
+    assert "wrong" not in sizes(7, frames="verify")
 
 
 @pytest.mark.slow
