@@ -44,6 +44,7 @@ torch.compile(lambda x: x.sin() + 1, backend="fxpool")(torch.randn(8))
 QUICK = {
     "fxpool stats": "in 6 files",
     "fxpool cache ls": "gpt2",
+    "fxpool frames ls": "no frames in",
     "fxpool cache gc --dry-run": "would remove 0 entries",
     "fxpool cache gc --max-bytes 2G": "removed 0 entries",
     "fxpool cache clear": "removed 2 entries",
@@ -94,6 +95,8 @@ ELSEWHERE = {
     "python examples/inference_server.py --port 8000": "tests/examples/test_examples.py",
     "curl -d '[1, 2, 3, 4]' localhost:8000/predict": "tests/examples/test_examples.py",
     "fxpool cache rm 2a74aafaf961": "tests/front/commands/test_cli.py",
+    "fxpool frames show 1c0f25": "tests/lowering/frames/test_frames_served.py",
+    "fxpool frames diff 1c0f25 9a3b11": "tests/lowering/frames/test_frames_served.py",
     "fxpool stats --zero": "tests/front/commands/test_cli.py",
     "fxpool warm serve.py --batch 8": "tests/front/commands/test_program_commands.py",
     "fxpool run --summary train.py --epochs 3": "tests/front/commands/test_program_commands.py",
