@@ -65,9 +65,7 @@ def frames_list(as_json: bool) -> None:
             )
             continue
         parts = [_function(one)]
-        parts += [
-            quantities.counted(meta.extra.get(name[:-1] + "s", 0), name[:-1]) for name in ("guards", "facts", "graphs")
-        ]
+        parts += [quantities.counted(meta.extra.get(f"{name}s", 0), name) for name in ("guard", "fact", "graph")]
         parts += [f"kept {quantities.moment(meta.created)}", f"torch {meta.torch_version}"]
         parts += [
             quantities.size(sum(blob.size for blob in one.entry.blobs.values())),

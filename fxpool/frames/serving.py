@@ -255,10 +255,8 @@ def _keep(record: records.Record, digest: str, store: LocalStore | None, call: c
 def _verify(match: _Match, record: records.Record, call: converting.Call) -> None:
     """Compare a record that fits with what Dynamo made of the frame now; discard it if they differ."""
     then, now = match.record.guards, record.guards
-    if (then.sizes, then.shapes) != (
-        now.sizes,
-        now.shapes,
-    ):  # a frame for any size fits one that was traced for its own
+    # A frame for any size fits one that was traced for its own.
+    if (then.sizes, then.shapes) != (now.sizes, now.shapes):
         counters.count("frames", "other_sizes")
         return
     difference = records.difference(match.record, record)
