@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Llama:
-    """A Llama in bfloat16 on the first CUDA device, with random weights, and the step that is measured."""
+    """A Llama in bfloat16 on the current CUDA device, with random weights, and the step that is measured."""
 
     def __init__(self, layers: int, training: bool) -> None:
         warnings.filterwarnings("ignore")
