@@ -13,7 +13,7 @@ import functools
 import operator
 import sys
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fxpool.torch_compat.changes import displays, literals, namespaces, torch_sources
@@ -46,28 +46,73 @@ class _Row(NamedTuple):
     is_imported: bool = False
 
 
-class _Listed:
-    """The constants of all modules that were there when `number` were listed, and the last changes."""
+class _Batch:
+    """Constants of modules that were new at the same time, and which of them differ."""
 
-    def __init__(self, number: int, rows: list[_Row], unread: Sequence[Change] = ()) -> None:
-        self.number, self._unread = number, unread
+    def __init__(self, rows: list[_Row]) -> None:
         self.rows = rows
+        self.changes: list[Change] = []
+        self.contents = displays.Contents(())
         self._values: list[Any] | None = None
-        self._contents = displays.Contents(())
-        self._changes: list[Change] = []
+
+    @property
+    def is_examined(self) -> bool:
+        return self._values is not None
+
+    def is_unchanged(self) -> bool:
+        """Return whether all values are the objects that were examined."""
+        return displays.are_same([row.get() for row in self.rows], self._values or ()) and self.contents.are_unchanged()
+
+    def examine(self) -> None:
+        values = [row.get() for row in self.rows]
+        self.changes = [
+            Change(row.name, _described(value), row.traced_only)
+            for row, value in zip(self.rows, values, strict=True)
+            if row.differs(value)
+        ]
+        own = [value for row, value in zip(self.rows, values, strict=True) if not row.is_imported]
+        self._values, self.contents = values, displays.Contents(own)
+
+
+class _Listed:
+    """The constants of the modules that were there when `number` were listed. Threads may list at the same time."""
+
+    def __init__(
+        self,
+        number: int = 0,
+        batches: Sequence[_Batch] = (),
+        modules: Mapping[str, types.ModuleType] | None = None,
+        unread: Sequence[Change] = (),
+        assigned: tuple[int, int] = (-1, -1),
+    ) -> None:
+        self.number, self.batches, self._unread = number, batches, unread
+        self._modules = modules or {}
+        self._assigned = assigned  # how many names torch's code assigns and writes to
+
+    def extended(self, number: int, sources: torch_sources.Sources) -> _Listed:
+        """Return a list with the new modules; of all modules if one was replaced, or if other names are constants."""
+        readable, unread = _readable(sources)
+        modules = {module.__name__: module for module, _ in readable}
+        assigned = len(sources.attributes), len(sources.contents)
+        listed, batches = self._modules, self.batches
+        if assigned != self._assigned or any(modules.get(name) is not module for name, module in listed.items()):
+            listed, batches = {}, ()
+        rows = [
+            row
+            for module, traced in readable
+            if module.__name__ not in listed
+            for row in _of_module(module, traced, sources)
+        ]
+        return _Listed(number, (*batches, _Batch(rows)), modules, unread, assigned)
 
     def changed(self) -> list[Change]:
-        values = [row.get() for row in self.rows]
-        if self._values is None or not (displays.are_same(values, self._values) and self._contents.are_unchanged()):
-            changes = (
-                Change(row.name, _described(value), row.traced_only)
-                for row, value in zip(self.rows, values, strict=True)
-                if row.differs(value)
-            )
-            self._changes = sorted((*self._unread, *changes), key=operator.attrgetter("name"))
-            own = [value for row, value in zip(self.rows, values, strict=True) if not row.is_imported]
-            self._values, self._contents = values, displays.Contents(own)
-        return self._changes
+        # An import differs if the module that it comes from has another object by now, so that none stands alone.
+        are_unchanged = all(batch.is_unchanged() for batch in self.batches if batch.is_examined)
+        for batch in self.batches:
+            if not (are_unchanged and batch.is_examined):
+                batch.examine()
+        changes = [change for batch in self.batches for change in batch.changes]
+        return sorted((*self._unread, *changes), key=operator.attrgetter("name"))
 
 
 def _described(value: Any) -> str | tuple[Any, ...]:
@@ -75,7 +120,7 @@ def _described(value: Any) -> str | tuple[Any, ...]:
     return text if text is not None else displays.flat(value)
 
 
-_listed = _Listed(0, [])
+_listed = _Listed()
 
 
 def changed(sources: torch_sources.Sources) -> list[Change]:
@@ -86,11 +131,12 @@ def changed(sources: torch_sources.Sources) -> list[Change]:
     global _listed
     listed = _listed
     if listed.number != (number := namespaces.listed()):
-        listed = _listed = _Listed(number, *_rows(sources))
+        listed = _listed = listed.extended(number, sources)
     return listed.changed()
 
 
-def _rows(sources: torch_sources.Sources) -> tuple[list[_Row], list[Change]]:
+def _readable(sources: torch_sources.Sources) -> tuple[list[tuple[types.ModuleType, bool]], list[Change]]:
+    """Return (module, traced only) of the modules whose code can be read, and the others as changes."""
     modules: list[tuple[types.ModuleType, bool]] = []
     unread: list[Change] = []
     for name, module, traced in namespaces.examined_modules():
@@ -101,7 +147,7 @@ def _rows(sources: torch_sources.Sources) -> tuple[list[_Row], list[Change]]:
                 modules.append((module, traced))
             except OSError as error:
                 unread.append(Change(name, f"its code can't be read: {error}", traced))
-    return [row for module, traced in modules for row in _of_module(module, traced, sources)], unread
+    return modules, unread
 
 
 def _of_module(module: types.ModuleType, traced: bool, sources: torch_sources.Sources) -> Iterator[_Row]:

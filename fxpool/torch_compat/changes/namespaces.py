@@ -102,14 +102,15 @@ class _Namespace:
         self.traced_only = traced_only
         self.attributes: Mapping[str, Any] = vars(module if cls is None else cls)
         self.foreign: list[tuple[str, Any]] = []
-        self._all: list[Any] = []
+        self.examined: list[Any] = []
         self._values: Any = ()
         self._get: Callable[[Any], Any] = _nothing
+        self.changes = 0  # how often another value was met
 
     @property
     def is_examined(self) -> bool:
         """Whether it was examined before."""
-        return bool(self._all)
+        return bool(self.examined)
 
     def examine(self, own: set[int], sources: Sources) -> None:
         """Examine the values if another one was put in.
@@ -118,10 +119,11 @@ class _Namespace:
         """
         try:
             # Equal lists are equal by identity almost always. Others may differ in data, such as a counter.
-            if (now := [*self.attributes.values()]) == self._all:
+            if (now := [*self.attributes.values()]) == self.examined:
                 return
-            if len(now) == len(self._all) and self._get(self.attributes) == self._values:
-                self._all = now
+            self.changes += 1
+            if len(now) == len(self.examined) and self._get(self.attributes) == self._values:
+                self.examined = now
                 return
         except Exception:  # a name is gone, or objects that cannot be compared
             pass
@@ -130,7 +132,7 @@ class _Namespace:
             for name, value in [*self.attributes.items()]
             if (type(value) not in _NEVER_FOREIGN or value is None) and name not in _OF_EVERY_CLASS
         }
-        self._all = [*self.attributes.values()]
+        self.examined = [*self.attributes.values()]
         self._get = operator.itemgetter(*code) if code else _nothing
         self._values = self._get(self.attributes)
         home = vars(self._module)
@@ -201,21 +203,30 @@ class _Examined:
         self.loaded = 0
         self.listed = 0
         self._values: list[Any] = []
+        self._calm: list[_Namespace] = []
+        self._restless: list[_Namespace] = []
 
     def examine(self, sources: Sources) -> None:
         """Examine each namespace of which a value is another object than the last time."""
-        spaces = [*self.spaces]  # threads may add some
+        own: set[int] = set()
+        for space in self._restless:
+            space.examine(own, sources)
         try:
-            now = [*itertools.chain.from_iterable([space.attributes.values() for space in spaces])]
             # Equal lists are equal by identity almost always. Others may differ in data, such as a counter.
-            if now == self._values:
+            if self._of_calm() == self._values and len(self._calm) + len(self._restless) == len(self.spaces):
                 return
         except Exception:  # objects that cannot be compared
-            now = []
-        own: set[int] = set()
+            pass
+        spaces = [*self.spaces]  # threads may add some
         for space in spaces:
             space.examine(own, sources)
-        self._values = now
+        # A module that counts something would have all others compared one by one.
+        self._restless = [space for space in spaces if space.changes > 1]
+        self._calm = [space for space in spaces if space.changes <= 1]
+        self._values = [*itertools.chain.from_iterable([space.examined for space in self._calm])]
+
+    def _of_calm(self) -> list[Any]:
+        return [*itertools.chain.from_iterable([space.attributes.values() for space in self._calm])]
 
     def examine_some(self, sources: Sources, seconds: float) -> bool:
         """Examine some of the namespaces that were never examined; return whether more are left."""

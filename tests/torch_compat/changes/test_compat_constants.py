@@ -39,7 +39,7 @@ ANSWERS = Answers()
 
 @pytest.fixture(autouse=True)
 def _listed_anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(constants, "_listed", constants._Listed(0, []))
+    monkeypatch.setattr(constants, "_listed", constants._Listed())
     monkeypatch.setattr(torch_sources, "_last", None)
     yield
 
@@ -61,7 +61,8 @@ def test_torch_as_it_was_imported_has_no_changes() -> None:
                     with contextlib.suppress(ImportError):  # a library that is not installed
                         importlib.import_module(module.name)
     assert changed() == {}
-    assert len(constants._listed.rows) > 2000 and len(constants._listed._contents.containers) > 300
+    (batch,) = constants._listed.batches
+    assert len(batch.rows) > 2000 and len(batch.contents.containers) > 300
 
 
 def test_a_constant_is_found_and_after_it_is_put_back_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,7 +150,7 @@ def test_defaults_of_a_function_in_the_place_of_torch_s_are_not_its(monkeypatch:
 def test_what_another_process_has_read_is_not_read_again() -> None:
     assert changed() == {}
     before = ANSWERS.written
-    constants._listed = constants._Listed(0, [])
+    constants._listed = constants._Listed()
     torch_sources._last = None
     assert changed() == {} and ANSWERS.written == before and before > 0
 
@@ -166,7 +167,7 @@ def test_a_module_that_cannot_be_read_counts_as_changed(monkeypatch: pytest.Monk
 
 def test_without_a_place_for_answers_modules_are_read() -> None:
     assert constants.changed(torch_sources.loaded("here")) == []
-    assert len(constants._listed.rows) > 1000
+    assert sum(len(batch.rows) for batch in constants._listed.batches) > 1000
 
 
 @pytest.mark.slow

@@ -32,3 +32,17 @@ def test_a_kernel_for_a_mode_is_found() -> None:
         del operator.python_key_table[ProxyTorchDispatchMode]
         operator._dispatch_cache.clear()
     assert added_kernels.foreign() == []
+
+
+def test_a_kernel_in_the_place_of_another_is_found() -> None:
+    operator, key = torch.ops.aten.erfc.default, torch._C.DispatchKey.AutogradCPU
+    first, second = (lambda x: x), (lambda x: x + 1)
+    operator.py_kernels[key] = first
+    try:
+        assert added_kernels.foreign() == [("aten.erfc.default for AutogradCPU", first)]
+        operator.py_kernels[key] = second
+        assert added_kernels.foreign() == [("aten.erfc.default for AutogradCPU", second)]
+    finally:
+        del operator.py_kernels[key]
+        operator._dispatch_cache.clear()
+    assert added_kernels.foreign() == []
