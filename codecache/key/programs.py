@@ -21,7 +21,7 @@ import time
 from collections.abc import Iterator
 
 from fxpool import failures
-from fxpool.codecache.key import probe_cache
+from fxpool.codecache.key import examination, probe_cache
 
 __all__ = ["FRONTS", "Program", "identify", "is_script"]
 
@@ -73,6 +73,7 @@ def is_script(path: str) -> bool:
         return file.read(2) == b"#!"
 
 
+@examination.once
 def identify(path: str, root: str | None) -> Program:
     """Identify the program at `path` and every program it runs. Digests of files are cached under `root`."""
     looked = _Look(root)

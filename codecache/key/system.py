@@ -19,7 +19,7 @@ import sys
 from typing import Any
 
 from fxpool import installed
-from fxpool.codecache.key import probe_cache, programs
+from fxpool.codecache.key import examination, probe_cache, programs
 
 Facts = dict[str, "str | int"]
 
@@ -70,6 +70,7 @@ def _system_facts(root: str | None) -> Facts:
     return facts
 
 
+@examination.once
 def _assemblers(root: str | None) -> dict[str, str]:
     """Identify by content the files that environment variables set for Triton, except files of torch itself."""
     digests = {}

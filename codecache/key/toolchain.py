@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fxpool import failures, forks, interruptions
-from fxpool.codecache.key import cacheable, probe_cache, programs
+from fxpool.codecache.key import cacheable, examination, probe_cache, programs
 from fxpool.errors import NoCompilerError, ShortageError
 
 if TYPE_CHECKING:
@@ -203,6 +203,7 @@ def _words(candidate: str) -> list[str]:
     return cpp_toolchain.words(candidate)
 
 
+@examination.once
 def _found(candidate: str) -> str | None:
     """Return a command's absolute path: PATH may contain directories relative to the working directory."""
     path = shutil.which(candidate)
@@ -215,6 +216,7 @@ def _candidates() -> list[str]:
     return cpp_toolchain.compiler_candidates()
 
 
+@examination.once
 def _ask(path: str, arguments: tuple[str, ...], root: str | None) -> tuple[str, str] | None:
     """Return (version, target) of a compiler from memory, from `root` or by running it; None if it fails to run."""
     try:

@@ -14,6 +14,8 @@ import logging
 import random
 import sys
 import time
+import types
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -22,7 +24,7 @@ import torch
 
 from fxpool import config, counters, interruptions, notices
 from fxpool.codecache.code.unproven import UnprovenError
-from fxpool.codecache.key import cacheable, key
+from fxpool.codecache.key import cacheable, examination, key
 from fxpool.codecache.store import quarantine
 from fxpool.codecache.store.entry import Entry, Metadata, Origin
 from fxpool.codecache.store.store import LocalStore
@@ -54,6 +56,11 @@ _MOST = 16
 # The part of the frames that could be served and are traced, and its source, which is not the program's.
 _DOUBTED = 1e-3
 _chance = random.SystemRandom()
+# Code of served frames for the rest after a graph break, and the examination of compilers that it continues. Dynamo
+# would make the rest of that rest in another way than from its own code, so that it is never compared.
+_rests: weakref.WeakKeyDictionary[types.CodeType, examination.Examination | None] = weakref.WeakKeyDictionary()
+# The same of frames that were traced to compare them: these are compared, too.
+_doubted: weakref.WeakSet[types.CodeType] = weakref.WeakSet()
 
 
 class _Match(NamedTuple):
@@ -76,11 +83,11 @@ def _around(call: converting.Call, trace: Callable[[Recorder | None], Any]) -> A
         return trace(None)
     start = time.perf_counter()
     try:
-        with interruptions.held_back(), frozen_objects.frozen():
+        with interruptions.held_back(), frozen_objects.frozen(), examination.under_way(_rests.get(call.code)):
             attempt = attempt_for(call.backend)
             digest = key_of(call, attempt)
             found = _find(digest, attempt.stores(), call)
-            if found is not None and not _is_doubted():
+            if found is not None and not _is_doubted(call.code):
                 answer = _handed_over(found, call)
                 counters.count("frames", "served")
                 log.info("served %s in %.3f s", _name(call), time.perf_counter() - start)
@@ -96,6 +103,7 @@ def _around(call: converting.Call, trace: Callable[[Recorder | None], Any]) -> A
         with interruptions.held_back(), frozen_objects.frozen():
             made = making.make(call, recorder, lambda function: getattr(function, "fxpool_entry", None))
             if found is not None:
+                _doubted.update(recorder.resumed.values())
                 _verify(found, made, call)
             else:
                 _keep(made, digest, attempt.store(), call)
@@ -105,9 +113,11 @@ def _around(call: converting.Call, trace: Callable[[Recorder | None], Any]) -> A
     return answer
 
 
-def _is_doubted() -> bool:
+def _is_doubted(code: types.CodeType) -> bool:
     """Return whether a frame that fits is traced, and compared: a few are, so that a defect here is found."""
-    return config.current().frames == "verify" or _chance.random() < _DOUBTED
+    if code in _rests:
+        return False
+    return config.current().frames == "verify" or code in _doubted or _chance.random() < _DOUBTED
 
 
 def _is_on() -> bool:
@@ -223,7 +233,9 @@ def _graph(digest: str, name: str, indices: list[int], stores: list[LocalStore])
 
 def _handed_over(match: _Match, call: converting.Call) -> Any:
     record, fitted = match.record, match.fitted
-    defined = {**fitted.defined, **match.graphs, **records.rests(record, fitted, call)}
+    rests = records.rests(record, fitted, call)
+    _rests.update((rest.__code__, examination.current()) for rest in rests.values())
+    defined = {**fitted.defined, **match.graphs, **rests}
     match.store.mark_used(match.entry)
     return converting.hand_over(call, fitted.code, fitted.built.manager, defined)
 

@@ -19,7 +19,7 @@ from fxpool.codecache.code import program_code
 from fxpool.codecache.code.unproven import UnprovenError
 from fxpool.codecache.graph import graph_codec, placed_inputs
 from fxpool.codecache.guards import guards
-from fxpool.codecache.key import cacheable, key, probe_cache, source_toolchain, system
+from fxpool.codecache.key import cacheable, examination, key, probe_cache, source_toolchain, system
 from fxpool.codecache.key.key import GraphKey
 from fxpool.errors import CannotTravelError
 from fxpool.lowering.core.attempt import Destination
@@ -211,6 +211,7 @@ def surroundings(into: Destination) -> str:
     return captured.key.digest
 
 
+@examination.under_way()
 def _finish(traced: _Traced, into: Destination, check: Callable[[], None]) -> Captured:
     """Return the captured graph, with a key unless `check` raises Bypass."""
     level, encoded, toolchain_dir = traced.level, traced.encoded, into.toolchain_dir

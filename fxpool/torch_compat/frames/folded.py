@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from typing import Any
 
@@ -44,6 +45,7 @@ def devices() -> list[str]:
     return [str(torch.cuda.current_device()), *map(repr, properties)]
 
 
+@functools.cache
 def _takes_nothing(function: Any) -> bool:
     try:
         parameters = inspect.signature(function).parameters.values()

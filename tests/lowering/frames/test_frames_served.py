@@ -174,6 +174,8 @@ def test_a_frame_that_is_wrong_is_traced_until_it_is_released(shared_pool: Path,
 DYNAMIC = """
 import sys, torch
 import fxpool
+from fxpool.frames import serving
+serving._DOUBTED = 0.0
 def function(x):
     return (x * 2).sum(0) + x.shape[0]
 compiled = torch.compile(function, backend="fxpool")
@@ -197,12 +199,14 @@ def test_sizes_that_change(shared_pool: Path, cache: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_some_frames_are_doubted(shared_pool: Path, cache: Path) -> None:
-    run("net")
-    assert run("net", change="from fxpool.frames import serving\nserving._DOUBTED = 1.0")["frames"] == {
-        "traced": 1,
-        "verified": 1,
-    }
+def test_some_frames_are_doubted_with_all_that_follow_them(shared_pool: Path, cache: Path) -> None:
+    doubted = (
+        "import types\nserving._DOUBTED = 0.5\n"
+        "serving._chance = types.SimpleNamespace(random=iter([{}]).__next__)  # raises after that"
+    )
+    run("broken")
+    assert run("broken", change=doubted.format(0.1))["frames"] == {"traced": 2, "verified": 2}
+    assert run("broken", change=doubted.format(0.9))["frames"] == {"served": 2}
 
 
 @pytest.mark.slow
