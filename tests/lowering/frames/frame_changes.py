@@ -97,8 +97,9 @@ def _as_captured(gm: torch.fx.GraphModule, inputs: object) -> Any:
     return gm.forward
 
 
-def run(kind: Kind | Together, folder: Path, *, changed: bool, tracing: bool) -> dict[str, Any]:
-    """Run a kind's program: with Dynamo and records in `folder`, and without both."""
+@contextlib.contextmanager
+def program(kind: Kind | Together, folder: Path, *, changed: bool) -> Iterator[tuple[Any, Any, Any]]:
+    """Have a kind's program in this process: its function, arguments to call it with, and the result uncompiled."""
     sources = folder / "program"
     for file, text in kind.files(changed).items():
         (sources / f"{file}.py").write_text(text)
@@ -118,12 +119,18 @@ def run(kind: Kind | Together, folder: Path, *, changed: bool, tracing: bool) ->
         torch.manual_seed(1)
         random.seed(5)
         want = function(*inputs)
-        shelf = Shelf(folder, tracing)
-        converting.surround(shelf.around)
         torch.manual_seed(1)
         random.seed(5)
+        yield function, others, want
+
+
+def run(kind: Kind | Together, folder: Path, *, changed: bool, tracing: bool) -> dict[str, Any]:
+    """Run a kind's program: with Dynamo and records in `folder`, and without both."""
+    shelf = Shelf(folder, tracing)
+    with program(kind, folder, changed=changed) as (function, inputs, want):
+        converting.surround(shelf.around)
         try:
-            got = torch.compile(function, backend=_as_captured, dynamic=False)(*others)
+            got = torch.compile(function, backend=_as_captured, dynamic=False)(*inputs)
         except MissedError:
             return {"outcome": "missed", "said": shelf.said, "want": _digest(want)}
     outcome = (
@@ -133,7 +140,7 @@ def run(kind: Kind | Together, folder: Path, *, changed: bool, tracing: bool) ->
         if "kept" in shelf.said
         else "refused"
     )
-    return {"outcome": outcome, "same": _same(want, got), "said": shelf.said, "want": _digest(want)}
+    return {"outcome": outcome, "same": is_same(want, got), "said": shelf.said, "want": _digest(want)}
 
 
 def _digest(value: Any) -> str:
@@ -141,9 +148,9 @@ def _digest(value: Any) -> str:
     return hashlib.sha256(f"{dtype} {value!r}".encode()).hexdigest()
 
 
-def _same(want: Any, got: Any) -> bool:
+def is_same(want: Any, got: Any) -> bool:
     if isinstance(want, tuple) and isinstance(got, tuple):
-        return len(want) == len(got) and all(map(_same, want, got))
+        return len(want) == len(got) and all(map(is_same, want, got))
     if not isinstance(want, torch.Tensor):
         return type(want) is type(got) and repr(want) == repr(got)
     if want.dtype != got.dtype or want.shape != got.shape or want.requires_grad != got.requires_grad:
