@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
+import sys
 from typing import Any
 
 import sympy
@@ -20,6 +21,10 @@ __all__ = ["NotPlainError", "Reader", "Writer"]
 _EXACT = frozenset((type(None), bool, int, str, bytes))
 #: Values that torch names, by the attribute of ``torch`` that has them.
 _NAMED = (torch.dtype, torch.layout, torch.memory_format)
+#: Modules of Python whose classes, where they are written in C, are the same in all processes.
+_WITH_CLASSES = ("builtins", "collections")
+_HEAP_TYPE = 1 << 9
+_TENSOR = torch.Tensor
 
 
 class NotPlainError(ValueError):
@@ -85,6 +90,10 @@ class Writer:
             return ["torch", str(value).removeprefix("torch.")]
         if cls is torch.device:
             return ["device", str(value)]
+        if value is _TENSOR:
+            return ["class of tensors"]
+        if cls is type and _is_pythons(value):
+            return ["class", value.__module__, value.__qualname__]
         if cls is sympy.Symbol:
             return ["symbol", value.name, self.write(dict(value._assumptions_orig))]
         if _classes().get(cls.__name__) is cls:
@@ -106,6 +115,22 @@ class Writer:
     def _object(self, value: Any) -> list[Any]:
         cls = type(value)
         return ["object", cls.__name__, *([name, self.write(getattr(value, name))] for name in _fields(cls))]  # type: ignore[arg-type]
+
+
+def _is_pythons(cls: type) -> bool:
+    """Return whether a class of Python's is written in C: one that a program wrote may be another under its name."""
+    return (
+        not cls.__flags__ & _HEAP_TYPE
+        and cls.__module__ in _WITH_CLASSES
+        and getattr(sys.modules[cls.__module__], cls.__qualname__, None) is cls
+    )
+
+
+def _class(module: str, name: str) -> type:
+    found = getattr(sys.modules[module], name)
+    if not isinstance(found, type) or not _is_pythons(found):
+        raise NotPlainError(f"{module}.{name} is not Python's")
+    return found
 
 
 class Reader:
@@ -146,5 +171,7 @@ _MAKERS: dict[str, Any] = {
     "slice": slice,
     "torch": lambda name: getattr(torch, name),
     "device": torch.device,
+    "class": _class,
+    "class of tensors": lambda: _TENSOR,
     "symbol": lambda name, assumptions: sympy.Symbol(name, **assumptions),
 }

@@ -479,6 +479,31 @@ KINDS: dict[str, Kind] = {
         ),
         run="collections.abc.Sized.register(module.A)",
     ),
+    "class as a key": Kind(
+        function("return x * 2 if type((1, 2)) in D else x - 7", "D = {tuple: 2.0}"), ("{tuple:", "{list:")
+    ),
+    "value under a class": Kind(
+        function("return x * D[type((1, 2))]", "D = {tuple: 2.0, list: 3.0}"), ("tuple: 2.0", "tuple: 4.0")
+    ),
+    "order of classes as keys": Kind(
+        function("for key in D:\n    x = x * 2 + D[key]\nreturn x", "D = {tuple: 1.0, list: 2.0}"),
+        ("{tuple: 1.0, list: 2.0}", "{list: 2.0, tuple: 1.0}"),
+    ),
+    "class of a library's as a key": Kind(
+        function(
+            "return x * 2 if type(C) in D else x - 7",
+            "C = collections.OrderedDict(a=1)\nD = {collections.OrderedDict: 2.0}",
+        ),
+        ("{collections.OrderedDict:", "{collections.deque:"),
+    ),
+    "class of tensors as a key": Kind(
+        function("return x * 2 if type(x) in D else x - 7", "D = {tuple: 2.0}"),
+        ("{tuple: 2.0}", "{tuple: 2.0, torch.Tensor: 2.0}"),
+    ),
+    "class of the program's as a key": Kind(
+        function("return x * 2 if type(C) in D else x - 7", "class A:\n    pass\nC = A()\nD = {A: 2.0}"),
+        ("{A:", "{list:"),
+    ),
     # ---------------------------------------------------------------- the process
     "environment": Kind(
         function("return x * 2 if os.environ.get('KIND_MODE') == 'a' else x - 7"),
