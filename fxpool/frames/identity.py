@@ -87,10 +87,17 @@ def _constant(value: Any) -> Any:
 
 
 class Describer:
-    """Describes objects for one comparison. `codes` has the digests of all code that descriptions cover so far."""
+    """Describes objects for one comparison.
+
+    `codes` has the digests of all code that descriptions cover so far, `classes` the names of all classes with their
+    bases. `virtual` are the classes that are registered as subclasses of an abstract class, by its name.
+    """
 
     def __init__(self) -> None:
         self.codes: set[str] = set()
+        self.classes: set[str] = set()
+        self.virtual: dict[str, list[str]] = {}
+        self._abstract: dict[str, type] = {}
         self._known: dict[int, str] = {}
         self._kept: list[Any] = []  # so that no address is used twice
         self._open: list[Any] = []
@@ -199,6 +206,7 @@ class Describer:
 
     def _class(self, cls: type) -> tuple[Any, ...]:
         rows: list[Any] = []
+        self.classes |= {_class_name(base) for base in cls.__mro__}
         for base in cls.__mro__:
             if _is_pythons(base):
                 rows.append((base.__module__, base.__qualname__))
@@ -208,7 +216,10 @@ class Describer:
         if not _is_pythons(type(cls)):
             rows.append(self.identity(type(cls)))
         if isinstance(cls, abc.ABCMeta):
-            rows.append(_registered(cls))
+            name = _class_name(cls)
+            if self._abstract.setdefault(name, cls) is not cls:
+                raise NoDescriptionError(f"two abstract classes {name}")
+            self.virtual[name] = _registered(cls)
         return ("class", rows)
 
     def _value(self, value: Any) -> Any:
@@ -244,6 +255,10 @@ def _is_empty(value: Any) -> bool:
     return any(isinstance(value, cls) and not cls.__len__(value) for cls in _SIZED)
 
 
+def _class_name(cls: Any) -> str:
+    return f"{cls.__module__}:{cls.__qualname__}"
+
+
 def _registered(cls: abc.ABCMeta) -> list[str]:
     """The names of classes registered as virtual subclasses of an abstract class, or of one of its subclasses."""
     found: set[str] = set()
@@ -255,7 +270,7 @@ def _registered(cls: abc.ABCMeta) -> list[str]:
             continue
         seen.add(one)
         registry = [reference() for reference in _abc._get_dump(one)[0]]
-        found |= {f"{other.__module__}.{other.__qualname__}" for other in registry if other is not None}
+        found |= {_class_name(other) for other in registry if other is not None}
         subclasses: list[Any] = type.__subclasses__(one)
         left += [*subclasses, *(other for other in registry if other is not None)]
     return sorted(found)

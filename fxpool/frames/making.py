@@ -6,6 +6,7 @@ not in a worker, because facts are compared with the program's objects, which no
 
 from __future__ import annotations
 
+import functools
 import re
 import sys
 import types
@@ -24,6 +25,7 @@ from fxpool.frames.record import (
     by_name,
     check_objects,
     check_process,
+    check_virtual,
     environment,
     fit,
     names_there,
@@ -87,6 +89,7 @@ def make(call: Call, recorder: Recorder, entry_of: Callable[[Callable[..., Any]]
         raise RefusedError("own_guards", f"its own guards do not fit: {error}") from error
     except NoDescriptionError as error:
         raise _undescribed(error) from error
+    record.virtual = describer.virtual
     record.said, record.names = fitted.read.said, fitted.read.names
     record.texts = sorted(set(fitted.read.of_tree))
     number_of = {text: number for number, text in enumerate(record.texts)}
@@ -208,6 +211,10 @@ def _changes(record: Record, call: Call, fitted: Fitted) -> Iterator[tuple[str, 
         yield "the environment", process(environment=f"{record.environment}'"), "environ"
     if record.devices is not None:
         yield "the devices", process(devices=[*record.devices, "'"]), "devices"
+    for name in record.virtual:
+        more = {name: [*record.virtual[name], "builtins:'"]}
+        once = {name: record.virtual[name]}
+        yield "virtual subclasses", functools.partial(check_virtual, more, once, frozenset()), name
     for line in fitted.read.said:
         yield "a guard", objects(Read([line], [], []), said=[f"{line}'"]), line
     for source, text in fitted.read.names:

@@ -15,6 +15,7 @@ import re
 import sys
 import types
 import weakref
+from collections.abc import Mapping, Set
 from typing import Any, NamedTuple
 
 import msgspec
@@ -34,6 +35,7 @@ __all__ = [
     "by_name",
     "check_objects",
     "check_process",
+    "check_virtual",
     "difference",
     "environment",
     "fit",
@@ -66,8 +68,8 @@ class Record(msgspec.Struct, kw_only=True):
     is code that no description covers: (module, name, wrappers, digest). `scopes` are the modules of all traced code,
     each with the names that it has of those that the code mentions: a global that appears hides a builtin.
     `environment` is the digest of all environment variables, and `devices` has the properties of CUDA devices, if the
-    code mentions them. `proof` is the number of facts
-    that were changed in a copy, which then did not fit.
+    code mentions them. `virtual` are the classes that are registered as subclasses of the abstract classes among the
+    objects. `proof` is the number of facts that were changed in a copy, which then did not fit.
     """
 
     guards: Guards
@@ -85,6 +87,7 @@ class Record(msgspec.Struct, kw_only=True):
     scopes: list[tuple[str, list[str]]] = []
     environment: str | None = None
     devices: list[str] | None = None
+    virtual: dict[str, list[str]] = {}
     proof: int = 0
 
 
@@ -149,6 +152,7 @@ def fit(record: Record, call: Call, new: Describer | None = None) -> Fitted:
     read = Read(said, names, of_tree)
     if new is None:
         check_objects(record, read)
+        check_virtual(record.virtual, describer.virtual, describer.classes)
     code = byte_code.renamed(byte_code.load(record.code), ours)
     return Fitted(code, built, defined, prefix, read, describer)
 
@@ -182,6 +186,20 @@ def check_objects(record: Record, read: Read) -> None:
             raise UnfitError(f"{manager.source} has {text}; it had {record.texts[number]}")
 
 
+def check_virtual(then: Mapping[str, list[str]], now: Mapping[str, list[str]], classes: Set[str]) -> None:
+    """See that abstract classes have the virtual subclasses that a record has. Raises UnfitError.
+
+    Tracing imports modules that register some. Such a class may be missing while its module is not imported, as there
+    are no objects of it then. `classes` are the names of all that the frame's objects have: these may not be missing.
+    """
+    if then.keys() != now.keys():
+        raise UnfitError(f"there are the abstract classes {sorted(now)}; there were {sorted(then)}")
+    for name, classes_now in now.items():
+        missing = {one for one in {*then[name]} - {*classes_now} if one in classes or one.split(":")[0] in sys.modules}
+        if different := missing or {*classes_now} - {*then[name]}:
+            raise UnfitError(f"{name} has other virtual subclasses: {min(different)}")
+
+
 def identity_of(code: types.CodeType) -> str:
     """Return what stands for a function's code in its frame's key.
 
@@ -210,7 +228,10 @@ def origin(record: Record) -> str:
 
 
 def difference(then: Record, now: Record) -> str | None:
-    """Return the first difference of two records of one frame, or None."""
+    """Return the first difference of two records of one frame, or None.
+
+    Virtual subclasses are left out: tracing has just imported modules that register some.
+    """
     for name in (
         "imports",
         "looked_up",

@@ -479,6 +479,35 @@ KINDS: dict[str, Kind] = {
         ),
         run="collections.abc.Sized.register(module.A)",
     ),
+    "virtual subclass no longer": Kind(
+        function(
+            "return x * 2 if isinstance(C, collections.abc.Sized) else x - 7",
+            "import collections.abc\nclass A:\n    pass\nC = A()",
+        ),
+        before="collections.abc.Sized.register(module.A)",
+    ),
+    "virtual subclass of a module that is not imported": Kind(
+        function(
+            "return x * 2 if isinstance(C, collections.abc.Sized) else x - 7",
+            "import collections.abc\nclass A:\n    pass\nC = A()",
+        ),
+        before="import wave\ncollections.abc.Sized.register(wave.Wave_read)",
+        neutral=True,
+    ),
+    "virtual subclass whose module is named wrongly": Kind(
+        function(
+            "return x * 2 if isinstance(C, collections.abc.Sized) else x - 7",
+            "import collections.abc\nclass A:\n    __module__ = 'nowhere'\nC = A()",
+        ),
+        before="collections.abc.Sized.register(module.A)",
+    ),
+    "base that is a virtual subclass no longer": Kind(
+        function(
+            "return x * 2 if isinstance(C, collections.abc.Sized) else x - 7",
+            "import collections.abc\nclass A:\n    __module__ = 'nowhere'\nclass B(A):\n    pass\nC = B()",
+        ),
+        before="collections.abc.Sized.register(module.A)",
+    ),
     "class as a key": Kind(
         function("return x * 2 if type((1, 2)) in D else x - 7", "D = {tuple: 2.0}"), ("{tuple:", "{list:")
     ),
