@@ -138,8 +138,10 @@ class Reader:
 
     def __init__(self, table: list[Any]) -> None:
         self._sources: list[Any] = []
-        for entry in table:
-            self._sources.append(self.read(entry))
+        # A source that is an import adds a guard to the current trace. The frame's guards have it already.
+        with torch._guards.tracing(torch._guards.TracingContext(None)):
+            for entry in table:
+                self._sources.append(self.read(entry))
 
     def read(self, data: Any) -> Any:
         """Return the value. Raises NotPlainError."""

@@ -112,3 +112,11 @@ def test_tensors_that_are_one_or_share_memory_are_told() -> None:
     assert shared([None, one, torch.zeros(4), torch.ones(4)]) == []
     assert shared([None, one, one, torch.ones(4)]) == ["one memory: a, b", "one tensor: a, b"]
     assert shared([None, one, torch.ones(4), one.view(2, 2)]) == ["one memory: a, c"]
+
+
+def test_a_source_that_is_an_import_is_read_outside_a_trace() -> None:
+    with torch._guards.tracing(torch._guards.TracingContext(None)):
+        source = torch._dynamo.source.AttrSource(torch._dynamo.source.ImportSource("math"), "pi")
+    writer = plain.Writer()
+    data = writer.write(source)
+    assert plain.Reader(writer.table).read(data) == source
