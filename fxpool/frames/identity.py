@@ -129,7 +129,10 @@ class Describer:
         if type(value) in _PLAIN or isinstance(value, _SAID):
             return ""
         if isinstance(value, types.ModuleType):
-            return " ".join(sorted(looked_up & vars(value).keys()))
+            names = {*looked_up} & vars(value).keys()
+            if isinstance(value, objects.OPERATOR_NAMESPACE):
+                names = {name for name in names if not isinstance(vars(value)[name], objects.OPERATORS)}
+            return " ".join(sorted(names))
         if isinstance(value, (type, types.FunctionType)):
             return self.identity(value)
         if isinstance(value, types.MethodType):
@@ -145,6 +148,8 @@ class Describer:
         attributes = getattr(value, "__dict__", None)
         if not isinstance(attributes, dict):
             return []
+        if isinstance(value, objects.OPERATORS):  # an operator has its overloads once they were looked up
+            attributes = {name: of for name, of in attributes.items() if not isinstance(of, objects.OPERATORS)}
         found = sorted(map(str, attributes))
         if isinstance(value, torch.nn.Module):
             for table in objects.MODULE_TABLES:

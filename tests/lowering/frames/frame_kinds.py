@@ -525,6 +525,20 @@ KINDS: dict[str, Kind] = {
         ),
         ("{collections.OrderedDict:", "{collections.deque:"),
     ),
+    "operator instead of one of torch's": Kind(
+        function("return torch.ops.aten.relu(x)", inputs="torch.randn(4, 8)"),
+        run="torch.ops.aten.relu = torch.ops.aten.neg",
+    ),
+    "function instead of an operator": Kind(
+        function("return torch.ops.aten.relu(x)", inputs="torch.randn(4, 8)"),
+        run="torch.ops.aten.relu = lambda x: x * 3",
+    ),
+    "names of operators that were looked up": Kind(
+        function("return torch.ops.aten.relu(x) if hasattr(torch.ops.aten, 'relu') else x"),
+        run="torch.ops.aten.__dict__.pop('relu', None)",
+        before="torch.ops.aten.relu",
+        neutral=True,
+    ),
     "class of tensors as a key": Kind(
         function("return x * 2 if type(x) in D else x - 7", "D = {tuple: 2.0}"),
         ("{tuple: 2.0}", "{tuple: 2.0, torch.Tensor: 2.0}"),
