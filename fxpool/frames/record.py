@@ -189,8 +189,8 @@ def check_objects(record: Record, read: Read) -> None:
 def check_virtual(then: Mapping[str, list[str]], now: Mapping[str, list[str]], classes: Set[str]) -> None:
     """See that abstract classes have the virtual subclasses that a record has. Raises UnfitError.
 
-    Tracing imports modules that register some. Such a class may be missing while its module is not imported, as there
-    are no objects of it then. `classes` are the names of all that the frame's objects have: these may not be missing.
+    Tracing imports modules that register some. Such a class may be missing while its module is not imported: no object
+    can be of it then. `classes` are the names of all that the frame's objects have: these may not be missing.
     """
     if then.keys() != now.keys():
         raise UnfitError(f"there are the abstract classes {sorted(now)}; there were {sorted(then)}")
