@@ -32,14 +32,14 @@ from fxpool.errors import CannotReturnError, CorruptEntryError, FxpoolError
 from fxpool.frames import making, readable
 from fxpool.frames import record as records
 from fxpool.frames.making import RefusedError
-from fxpool.lowering.artifact import load
+from fxpool.lowering.artifact import load, saved, sharing
 from fxpool.lowering.artifact.content import Content, content_of
 from fxpool.lowering.artifact.entry_parts import RESULT, parts_of_entry
 from fxpool.lowering.core import options as call_options
 from fxpool.lowering.core.attempt import Attempt
 from fxpool.lowering.fallback import chain
 from fxpool.lowering.request import capture
-from fxpool.torch_compat.dynamo import frames, frozen_objects
+from fxpool.torch_compat.dynamo import collective_timeouts, frames, frozen_objects
 from fxpool.torch_compat.frames import converting, folded
 from fxpool.torch_compat.frames.recording import Recorder
 
@@ -53,6 +53,8 @@ FRAME = "frame"
 REFUSALS = (RefusedError, FxpoolError, UnprovenError, cacheable.Bypass)
 # Records tried for one frame. Each has some of its guards built.
 _MOST = 16
+# Those that are fetched from the remote cache for one frame, one after another.
+_MOST_REMOTE = 8
 # The part of the frames that could be served and are traced, and its source, which is not the program's.
 _DOUBTED = 1e-3
 _chance = random.SystemRandom()
@@ -86,7 +88,7 @@ def _around(call: converting.Call, trace: Callable[[Recorder | None], Any]) -> A
         with interruptions.held_back(), frozen_objects.frozen(), examination.under_way(_rests.get(call.code)):
             attempt = attempt_for(call.backend)
             digest = key_of(call, attempt)
-            found = _find(digest, attempt.stores(), call)
+            found = _find(digest, attempt, call)
             if found is not None and not _is_doubted(call.code):
                 answer = _handed_over(found, call)
                 counters.count("frames", "served")
@@ -172,12 +174,15 @@ def key_of(call: converting.Call, attempt: Attempt) -> str:
         raise RefusedError("mode", "graphs that are compiled in the background or in stages have no one entry")
     if options.regions == "on":
         raise RefusedError("pieces", "graphs are cut into pieces")
+    if call.collective:
+        raise RefusedError("collectives", "ranks that trace would wait for one that does not")
     if not attempt.stores():
         raise RefusedError("no_cache", "there is no cache")
     facts = [
         records.identity_of(call.code),
         str(call.names.get("__name__")),
         call.whole,
+        list(call.buckets),
         repr(getattr(call.backend, "dynamic", None)),
         repr(sorted(options.inductor.items())),
         sys.version,
@@ -194,41 +199,85 @@ def surroundings_of(attempt: Attempt) -> str:
         return capture.surroundings(attempt.destination())
 
 
-def _find(digest: str, stores: list[LocalStore], call: converting.Call) -> _Match | None:
+def _find(digest: str, attempt: Attempt, call: converting.Call) -> _Match | None:
     """Return the first record that fits, or None. Raises RefusedError: a record of this key was wrong before."""
+    stores = attempt.stores()
     for store in stores:
         if (aside := quarantine.find(store.root, digest)) is not None:
             raise RefusedError("set_aside", f"{aside.error}; release it with fxpool cache quarantine")
     for store in stores:
         for entry in store.entries(digest)[:_MOST]:
-            if not store.complete(entry) or content_of(entry).level != FRAME:
-                continue
-            data = store.read_blob(entry.blobs[RESULT])
-            if data is None:
-                continue
-            try:
-                record = msgspec.msgpack.decode(data, type=records.Record)
-                fitted = records.fit(record, call)
-                graphs = {
-                    f"{fitted.prefix}{number}": _graph(row[1], row[2], row[3], stores)
-                    for number, row in record.installed.items()
-                    if row[0] == "graph"
-                }
-            except (records.UnfitError, CorruptEntryError, CannotReturnError, msgspec.MsgspecError) as error:
-                counters.count("frames", "unfit")
-                log.info("a frame that is kept does not fit %s: %s", _name(call), error)
-                continue
-            return _Match(record, fitted, graphs, entry, store)
+            if (match := _match(entry, store, attempt, call)) is not None:
+                return match
+    return _from_remote(digest, attempt, call)
+
+
+def _from_remote(digest: str, attempt: Attempt, call: converting.Call) -> _Match | None:
+    """Return the first record of the remote cache that fits, or None. Those that were tried are in the store then."""
+    own, address = attempt.store(), sharing.address()
+    if own is None or address is None:
+        return None
+    tried = {entry.name for entry in own.entries(digest) if own.complete(entry)}
+
+    def is_new(entry: Entry) -> bool:
+        return entry.name not in tried and content_of(entry).level == FRAME
+
+    for _ in range(_MOST_REMOTE):
+        entry = sharing.fetch_fitting([digest], is_new, own, address)
+        if entry is None:
+            return None
+        if (match := _match(entry, own, attempt, call)) is not None:
+            return match
+        tried.add(entry.name)
     return None
 
 
-def _graph(digest: str, name: str, indices: list[int], stores: list[LocalStore]) -> Callable[..., Any]:
-    for store in stores:
+def _match(entry: Entry, store: LocalStore, attempt: Attempt, call: converting.Call) -> _Match | None:
+    """Return the record of an entry on a frame; None if it does not fit."""
+    if not store.complete(entry) or content_of(entry).level != FRAME:
+        return None
+    data = store.read_blob(entry.blobs[RESULT])
+    if data is None:
+        return None
+    try:
+        record = msgspec.msgpack.decode(data, type=records.Record)
+        fitted = records.fit(record, call)
+        graphs = {
+            f"{fitted.prefix}{number}": _graph(row[1], row[2], row[3], attempt)
+            for number, row in record.installed.items()
+            if row[0] == "graph"
+        }
+    except (records.UnfitError, CorruptEntryError, CannotReturnError, msgspec.MsgspecError) as error:
+        counters.count("frames", "unfit")
+        log.info("a frame that is kept does not fit %s: %s", _name(call), error)
+        return None
+    return _Match(record, fitted, graphs, entry, store)
+
+
+def _graph(digest: str, name: str, indices: list[int], attempt: Attempt) -> Callable[..., Any]:
+    for store in attempt.stores():
         for entry in store.entries(digest):
             if entry.name == name and store.complete(entry):
-                store.mark_used(entry)
-                return load.load_without_graph(parts_of_entry(entry, store), indices)
+                return _loaded(entry, store, indices)
+    own, address = attempt.store(), sharing.address()
+    if own is not None and address is not None:
+        fetched = sharing.fetch_fitting([digest], lambda entry: entry.name == name, own, address)
+        if fetched is not None:
+            return _loaded(fetched, own, indices)
     raise records.UnfitError("a graph is no longer in the cache")
+
+
+def _loaded(entry: Entry, store: LocalStore, indices: list[int]) -> Callable[..., Any]:
+    function = load.load_without_graph(parts_of_entry(entry, store), indices)
+    _used(entry, store)
+    return function
+
+
+def _used(entry: Entry, store: LocalStore) -> None:
+    """Mark an entry as used, for eviction and for ``save_cache_artifacts()``."""
+    store.mark_used(entry)
+    saved.record(entry, store)
+    collective_timeouts.grow(entry.metadata.compile_seconds)  # other ranks may compile it
 
 
 def _handed_over(match: _Match, call: converting.Call) -> Any:
@@ -236,7 +285,7 @@ def _handed_over(match: _Match, call: converting.Call) -> Any:
     rests = records.rests(record, fitted, call)
     _rests.update((rest.__code__, examination.current()) for rest in rests.values())
     defined = {**fitted.defined, **match.graphs, **rests}
-    match.store.mark_used(match.entry)
+    _used(match.entry, match.store)
     return converting.hand_over(call, fitted.code, fitted.built.manager, defined)
 
 
@@ -260,8 +309,10 @@ def _keep(record: records.Record, digest: str, store: LocalStore | None, call: c
             origin=_origin(call),
         ),
     )
-    store.publish(entry, {RESULT: content})
+    entry = store.publish(entry, {RESULT: content})
     counters.count("frames", "kept")
+    saved.record(entry, store)
+    sharing.offer(entry, store)
 
 
 def _verify(match: _Match, record: records.Record, call: converting.Call) -> None:

@@ -13,6 +13,7 @@ The remote's client is imported on the first local miss, if a remote is configur
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fxpool import config, counters, forks, notices
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from fxpool.codecache.store.entry import Entry
     from fxpool.lowering.request.captured import Captured
 
-__all__ = ["address", "fetch", "flush", "inductor_address", "offer"]
+__all__ = ["address", "fetch", "fetch_fitting", "flush", "inductor_address", "offer"]
 
 
 class _Shared:
@@ -126,18 +127,25 @@ def inductor_address() -> str | None:
 
 def fetch(captured: Captured, store: LocalStore, place: str) -> Entry | None:
     """Return an entry for this call from the remote at `place`, written into `store`; None is a miss."""
+    values = captured.values()
+    return fetch_fitting(
+        [key.digest for key in captured.all_keys()],
+        lambda entry: effects.guards_hold(entry.guards, values),
+        store,
+        place,
+    )
+
+
+def fetch_fitting(keys: Sequence[str], fits: Callable[[Entry], bool], store: LocalStore, place: str) -> Entry | None:
+    """Return the first entry under one of `keys` for which `fits` holds, as `fetch`.
+
+    `fits` is called in another thread, too. Entries in `store` for which it does not hold are not asked for.
+    """
     level = runtime.part(_Shared).level(place) if _is_shared(store) else None
     if level is None:
         return None
-    values = captured.values()
-    keys = [key.digest for key in captured.all_keys()]
-    no_fit = {
-        (key, entry.name)
-        for key in keys
-        for entry in store.entries(key)
-        if not effects.guards_hold(entry.guards, values)
-    }
-    found = level.find(keys, lambda entry: effects.guards_hold(entry.guards, values), no_fit)
+    no_fit = {(key, entry.name) for key in keys for entry in store.entries(key) if not fits(entry)}
+    found = level.find(keys, fits, no_fit)
     if found is None:
         return None
     try:
