@@ -150,7 +150,7 @@ class Describer:
             return []
         if isinstance(value, objects.OPERATORS):  # an operator has its overloads once they were looked up
             attributes = {name: of for name, of in attributes.items() if not isinstance(of, objects.OPERATORS)}
-        found = sorted(map(str, attributes))
+        found = sorted(objects.stable_name(str(name)) for name in attributes)
         if isinstance(value, torch.nn.Module):
             for table in objects.MODULE_TABLES:
                 found += [table, *sorted(attributes.get(table) or ())]

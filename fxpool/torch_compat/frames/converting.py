@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 import types
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from torch._dynamo import convert_frame, utils
+from torch._dynamo import config, convert_frame, utils
 from torch._dynamo.types import GuardedCode, wrap_guarded_code
 
 from fxpool import forks
@@ -28,6 +29,8 @@ class Call(NamedTuple):
 
     `variables` are its locals, `names` its module's globals. `backend` is the compiler that `torch.compile` was given;
     `whole`: it may not be broken into several graphs. `plain`: nothing is asked of Dynamo but the code to run.
+    `buckets` are the sizes in bytes at which the graph of a model in DistributedDataParallel is split, empty for others.
+    `collective`: ranks exchange what they trace, and wait for each other.
     """
 
     code: types.CodeType
@@ -37,6 +40,8 @@ class Call(NamedTuple):
     whole: bool
     plain: bool
     compile_id: Any
+    buckets: tuple[int, ...]
+    collective: bool
 
 
 _lock = forks.lock(__name__, "_lock")
@@ -70,15 +75,29 @@ def surround(around: Around) -> None:
 def _call(bound: Mapping[str, Any]) -> Call:
     hooks = bound["hooks"]
     asked = (hooks.guard_export_fn, hooks.guard_fail_fn, hooks.guard_filter_fn, bound.get("package"))
+    backend, buckets = _backend(bound["compiler_fn"])
     return Call(
         code=bound["code"],
         variables=bound["locals"],
         names=bound["globals"],
-        backend=convert_frame.innermost_backend(bound["compiler_fn"]),
+        backend=backend,
         whole=bound["one_graph"],
         plain=not bound["export"] and not bound["export_constraints"] and all(one is None for one in asked),
         compile_id=bound["compile_id"],
+        buckets=buckets,
+        collective=config.enable_compiler_collectives,
     )
+
+
+def _backend(compiler: Callable[..., Any]) -> tuple[Any, tuple[int, ...]]:
+    """Return the compiler that `torch.compile` was given, and `Call.buckets`."""
+    backend = convert_frame.innermost_backend(compiler)
+    distributed = sys.modules.get("torch._dynamo.backends.distributed")
+    splitting = getattr(backend, "__self__", None)
+    if distributed is None or not isinstance(splitting, distributed.DDPOptimizer):
+        return backend, ()
+    inner = convert_frame.innermost_backend(splitting.backend_compile_fn)
+    return inner, (splitting.first_bucket_cap, splitting.bucket_bytes_cap)
 
 
 def hand_over(call: Call, code: types.CodeType, manager: Any, defined: Mapping[str, Any]) -> Any:
