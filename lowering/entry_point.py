@@ -38,6 +38,11 @@ def _before_the_first_graph() -> None:
 
     runtime.start_ahead(_tools_ahead)
     frozen_objects.begin()
+    begin_frames()
+
+
+def begin_frames() -> None:
+    """Serve frames from now on, if the setting `frames` says so. Idempotent."""
     with contextlib.suppress(FxpoolError):  # the graph reports it
         if config.current().frames != "off":
             from fxpool.frames import serving  # not needed otherwise

@@ -42,6 +42,7 @@ from fxpool.lowering.request import capture
 from fxpool.torch_compat.dynamo import collective_timeouts, frames, frozen_objects
 from fxpool.torch_compat.frames import converting, folded
 from fxpool.torch_compat.frames.recording import Recorder
+from fxpool.torch_compat.inductor import hooks
 
 __all__ = ["FRAME", "REFUSALS", "attempt_for", "begin", "key_of", "surroundings_of"]
 
@@ -81,7 +82,7 @@ def begin() -> None:
 
 
 def _around(call: converting.Call, trace: Callable[[Recorder | None], Any]) -> Any:
-    if not _is_on() or not call.plain or getattr(call.backend, "compiler_name", None) != "fxpool":
+    if not _is_on() or not call.plain or not _is_ours(call.backend):
         return trace(None)
     start = time.perf_counter()
     try:
@@ -113,6 +114,11 @@ def _around(call: converting.Call, trace: Callable[[Recorder | None], Any]) -> A
     except Exception as error:
         _not_kept(call, error)
     return answer
+
+
+def _is_ours(backend: Any) -> bool:
+    """Return whether graphs go to fxpool: those of its backend, and after `fxpool.install()` those of Inductor's."""
+    return getattr(backend, "compiler_name", None) == "fxpool" or hooks.options_of(backend) is not None
 
 
 def _is_doubted(code: types.CodeType) -> bool:
@@ -162,7 +168,12 @@ def _name(call: converting.Call) -> str:
 
 
 def attempt_for(backend: Any) -> Attempt:
-    """Return the attempt to compile graphs with the options of a call of `torch.compile`. Raises ConfigurationError."""
+    """Return the attempt to compile graphs with the options of a call of `torch.compile`. Raises one of `REFUSALS`."""
+    if (of_inductor := hooks.options_of(backend)) is not None:
+        mode = hooks.compile_mode()
+        if not mode:
+            raise RefusedError("inductor", "Inductor keeps its graphs: TORCHINDUCTOR_FX_COMPILE_MODE is not subprocess")
+        return Attempt("frame", call_options.parse(mode, of_inductor))
     given: Mapping[str, Any] = getattr(backend, "kwargs", {})
     return Attempt("frame", call_options.parse(given.get("mode"), given.get("options")))
 

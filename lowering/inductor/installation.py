@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 
 from fxpool import config, torch_release
-from fxpool.errors import UnsupportedTorchError
+from fxpool.errors import FxpoolError, UnsupportedTorchError
 
 __all__ = ["install", "uninstall"]
 
@@ -30,12 +30,22 @@ def _install() -> None:
     # Imported late: an unsupported torch may not have the names these need.
     from fxpool.lowering.backend import fxpool_backend
     from fxpool.lowering.core.runtime import runtime
+    from fxpool.lowering.entry_point import begin_frames
     from fxpool.lowering.inductor.pools import GraphPool, Interpreter, KernelPool, to_pool
     from fxpool.torch_compat.inductor import hooks
 
     # Waits for another thread that is installing.
-    if hooks.install(KernelPool(to_pool), GraphPool(), fxpool_backend):
+    if hooks.install(KernelPool(to_pool), GraphPool(), fxpool_backend, _frames_are_on):
         atexit.register(runtime.part(Interpreter).ending.set)
+        begin_frames()
+
+
+def _frames_are_on() -> bool:
+    """Return whether whole graphs go through fxpool's cache: a frame refers to the entries of its graphs."""
+    try:
+        return config.current().frames != "off"
+    except FxpoolError:  # the graph reports it
+        return False
 
 
 def uninstall() -> None:

@@ -5,6 +5,7 @@
     _SubprocessFxCompile             graphs, under TORCHINDUCTOR_FX_COMPILE_MODE=subprocess:
                                      one spawned process that forgets its caches each time    ──▶ `Graphs`
     compile_fx                       Dynamo's graphs, under ``async+`` and ``progressive+``   ──▶ `Begin`
+                                     (under ``subprocess``, too, if `install` is asked to)
 
 The code around the first two stays Inductor's: its graph cache is read and written in the calling process. The third is
 replaced as a whole, because torch's own asynchronous mode compiles in the calling process first, and works only with
@@ -74,9 +75,10 @@ _replaced: list[tuple[Any, str, Any]] = []
 _changing = False
 
 
-def install(kernels: Kernels, graphs: Graphs, begin: Begin) -> bool:
+def install(kernels: Kernels, graphs: Graphs, begin: Begin, whole: Callable[[], bool] = lambda: False) -> bool:
     """Replace Inductor's own parts by `kernels`, `graphs` and `begin`; return False if they are replaced already.
 
+    While `whole` returns True, `begin` takes Dynamo's graphs in the mode ``subprocess``, too.
     Imports Inductor, which reads TORCHINDUCTOR_FX_COMPILE_MODE only at that time.
     """
     global _changing
@@ -87,7 +89,7 @@ def install(kernels: Kernels, graphs: Graphs, begin: Begin) -> bool:
         try:
             _take_kernels(kernels)  # first: modules imported later must find no pool to start
             _take_graphs(graphs)
-            _take_background(begin)
+            _take_background(begin, whole)
         except BaseException:
             uninstall()
             raise
@@ -288,14 +290,16 @@ def operators_of(gm: torch.nn.Module) -> dict[str, Any]:
     return custom
 
 
-def _take_background(begin: Begin) -> None:
+def _take_background(begin: Begin, whole: Callable[[], bool]) -> None:
     from torch._inductor import compile_fx
 
     original = compile_fx.compile_fx
 
     @functools.wraps(original)
     def taken(model_: Any, example_inputs_: Sequence[Any], *args: Any, **arguments: Any) -> Any:
-        mode = _background_mode()
+        mode = compile_mode()
+        if mode == "subprocess" and not whole():
+            mode = ""
         # torch.compile passes no other arguments. Other arguments are for special uses: an ahead-of-time package, an
         # artifact, a custom compiler for the inner graphs.
         if not mode or args or arguments.keys() - {"config_patches", "compile_region_name"}:
@@ -305,14 +309,22 @@ def _take_background(begin: Begin) -> None:
     _replace(compile_fx, "compile_fx", taken)
 
 
-def _background_mode() -> str:
-    """Return the mode in force if it compiles in the background, else ""; "" during fxpool's own compiles."""
+def compile_mode() -> str:
+    """Return the mode in force if graphs leave this process, else ""; "" during fxpool's own compiles."""
     from torch._inductor import compile_fx
 
-    prefixes = [name for name in ("progressive", "async") if getattr(compile_fx, f"fx_compile_{name}")]
-    if not prefixes or compile_fx.fx_compile_mode != compile_fx.FxCompileMode.SUBPROCESS:
+    if compile_fx.fx_compile_mode != compile_fx.FxCompileMode.SUBPROCESS:
         return ""
+    prefixes = [name for name in ("progressive", "async") if getattr(compile_fx, f"fx_compile_{name}")]
     return "+".join([*prefixes, "subprocess"])
+
+
+def options_of(backend: Any) -> Mapping[str, Any] | None:
+    """Return Inductor's options of a call of `torch.compile`; None if its graphs do not pass the parts replaced."""
+    if not installed() or type(backend) is not torch._TorchCompileInductorWrapper:
+        return None
+    options: dict[str, Any] = backend.config
+    return options
 
 
 def is_question(function: Callable[..., Any]) -> bool:

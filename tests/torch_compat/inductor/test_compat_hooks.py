@@ -165,7 +165,7 @@ def test_a_dynamo_graph_in_a_background_mode_is_begun(parts: Any, monkeypatch: p
     from torch._inductor import compile_fx
 
     monkeypatch.setattr(compile_fx, "fx_compile_mode", compile_fx.FxCompileMode.SUBPROCESS)
-    assert hooks._background_mode() == ""
+    assert hooks.compile_mode() == "subprocess"
     monkeypatch.setattr(compile_fx, "fx_compile_async", True)
     compile_fx.compile_fx("graph", [], config_patches={"max_autotune": True})
     monkeypatch.setattr(compile_fx, "fx_compile_progressive", True)
@@ -174,7 +174,26 @@ def test_a_dynamo_graph_in_a_background_mode_is_begun(parts: Any, monkeypatch: p
         ("async+subprocess", {"max_autotune": True}), ("progressive+async+subprocess", {})
     ]  # fmt: skip
     monkeypatch.setattr(compile_fx, "fx_compile_mode", compile_fx.FxCompileMode.NORMAL)
-    assert hooks._background_mode() == ""
+    assert hooks.compile_mode() == ""
+
+
+def test_a_dynamo_graph_for_a_worker_is_begun_if_that_is_asked_for(
+    parts: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torch._inductor import compile_fx
+
+    hooks.uninstall()
+    asked: list[bool] = []
+    assert hooks.install(*parts, lambda: bool(asked))
+    monkeypatch.setattr(compile_fx, "fx_compile_mode", compile_fx.FxCompileMode.SUBPROCESS)
+    asked.append(True)
+    assert compile_fx.compile_fx("graph", []) == "graph"
+    assert parts[2].graphs == [("subprocess", {})]
+    backend = torch._TorchCompileInductorWrapper(None, {"max_autotune": True}, None)
+    assert hooks.options_of(backend) == {"max_autotune": True}
+    assert hooks.options_of(torch._TorchCompileAOTInductorWrapper(None, None, None)) is None
+    hooks.uninstall()
+    assert hooks.options_of(backend) is None
 
 
 def test_why_torch_does_not_send_a_graph_is_told() -> None:
