@@ -6,88 +6,10 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
+from frame_runs import arguments, run
 from processes import run_python, run_with_errors
-
-PROGRAM = """
-import json, os, sys
-import torch
-if os.environ["FXPOOL_FRAMES"] != "off":
-    from fxpool.frames import serving
-    serving._DOUBTED = 0.0  # one in a thousand would be traced
-
-MODEL, TRAIN, CHANGE = sys.argv[1], sys.argv[2] == "train", sys.argv[3]
-from torch._inductor import graph
-lowered = []
-original = graph.GraphLowering.__init__
-def counted(self, *args, **options):
-    lowered.append(1)
-    original(self, *args, **options)
-graph.GraphLowering.__init__ = counted
-
-class Block(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.norm, self.layer, self.rate = torch.nn.LayerNorm(8), torch.nn.Linear(8, 8), 0.5
-    def forward(self, x):
-        return x + self.layer(self.norm(x)).relu() * self.rate
-
-class Net(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.blocks = torch.nn.ModuleList(Block() for _ in range(2))
-    def forward(self, x):
-        for block in self.blocks:
-            x = block(x)
-        return x
-
-class Broken(Net):
-    def forward(self, x):
-        x = self.blocks[0](x)
-        torch._dynamo.graph_break()
-        return self.blocks[1](x) * 3
-
-class Changing(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = torch.nn.Linear(8, 8)
-        self.register_buffer("seen", torch.zeros(8))
-    def forward(self, x):
-        self.seen.add_(x.sum(0))
-        return self.layer(x) + self.seen
-
-torch.manual_seed(0)
-models = [{"net": Net, "broken": Broken, "changing": Changing}[MODEL]() for _ in range(2)]
-models[1].load_state_dict(models[0].state_dict())
-exec(CHANGE)
-compiled = torch.compile(models[0], backend="fxpool")
-x = torch.randn(4, 8)
-with torch.set_grad_enabled(TRAIN):
-    for _ in range(2):
-        got, want = compiled(x), models[1](x)
-        torch.testing.assert_close(got, want)
-    if TRAIN:
-        got.square().sum().backward()
-        want.square().sum().backward()
-        for one, other in zip(models[0].parameters(), models[1].parameters()):
-            torch.testing.assert_close(one.grad, other.grad)
-import fxpool
-stats = fxpool.stats()
-report = {name: stats[name] for name in ("frames", "hits", "misses", "fallbacks")}
-report["captured"] = torch._dynamo.utils.counters["stats"].get("unique_graphs", 0)
-report["lowered"] = len(lowered)
-report["modules"] = sorted(name for name in sys.modules if name.startswith("fxpool.frames"))
-print(json.dumps(report))
-"""
-
-
-def run(model: str, *, train: bool = False, change: str = "", frames: str = "on") -> dict[str, Any]:
-    """Run a program in a process, and return what became of its frames and graphs."""
-    arguments = ["-c", PROGRAM, model, "train" if train else "infer", change]
-    report: dict[str, Any] = json.loads(run_python(arguments, FXPOOL_FRAMES=frames).splitlines()[-1])
-    return report
 
 
 @pytest.mark.timeout(600)
@@ -159,8 +81,7 @@ def test_a_frame_that_is_wrong_is_traced_until_it_is_released(shared_pool: Path,
     run("net")
     # A guard that the record has and Dynamo does not.
     forget = "from fxpool.frames import record\nrecord.difference = lambda then, now: 'made up'"
-    arguments = ["-c", PROGRAM, "net", "infer", forget]
-    printed, errors = run_with_errors(arguments, FXPOOL_FRAMES="verify")
+    printed, errors = run_with_errors(arguments("net", change=forget), FXPOOL_FRAMES="verify")
     assert json.loads(printed.splitlines()[-1])["frames"] == {"traced": 1, "wrong": 1}
     assert "is not what Dynamo makes of it now: made up. It was removed" in errors
     aside = run("net")
@@ -254,9 +175,7 @@ def test_inputs_that_the_graph_changes(shared_pool: Path, cache: Path) -> None:
     ],
 )
 def test_what_is_refused_has_a_name(shared_pool: Path, cache: Path, settings: dict[str, str], reason: str) -> None:
-    arguments = ["-c", PROGRAM, "net", "infer", "fxpool = __import__('fxpool')"]
-    printed = run_python(arguments, FXPOOL_FRAMES="on", **settings)
-    assert json.loads(printed.splitlines()[-1])["frames"] == {reason: 1}
+    assert run("net", **settings)["frames"] == {reason: 1}
 
 
 @pytest.mark.slow
@@ -272,7 +191,6 @@ def test_what_is_refused_has_a_name(shared_pool: Path, cache: Path, settings: di
 def test_an_error_here_costs_the_frame_and_not_the_compile(
     shared_pool: Path, cache: Path, broken: str, counted: dict[str, int]
 ) -> None:
-    arguments = ["-c", PROGRAM, "net", "infer", broken]
-    printed, errors = run_with_errors(arguments, FXPOOL_FRAMES="on")
+    printed, errors = run_with_errors(arguments("net", change=broken), FXPOOL_FRAMES="on")
     assert json.loads(printed.splitlines()[-1])["frames"] == counted
     assert "is not kept (error:TypeError)" in errors
