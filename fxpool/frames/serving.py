@@ -28,7 +28,7 @@ from fxpool.codecache.key import cacheable, examination, key
 from fxpool.codecache.store import quarantine
 from fxpool.codecache.store.entry import Entry, Metadata, Origin
 from fxpool.codecache.store.store import LocalStore
-from fxpool.errors import CannotReturnError, CorruptEntryError, FxpoolError
+from fxpool.errors import CannotReturnError, CannotTravelError, CorruptEntryError, FxpoolError
 from fxpool.frames import making, readable
 from fxpool.frames import record as records
 from fxpool.frames.making import RefusedError
@@ -138,7 +138,7 @@ def _is_on() -> bool:
 def _not_kept(call: converting.Call, error: Exception) -> None:
     """Count and log why a frame is not looked up, or not kept. Raises an exception of a signal handler as it was."""
     interruptions.pass_on(error)
-    if isinstance(error, (RefusedError, cacheable.Bypass)):
+    if isinstance(error, (RefusedError, cacheable.Bypass, CannotTravelError)):
         reason = f"refused:{error.reason}"
     elif isinstance(error, REFUSALS):
         reason = f"refused:{type(error).__name__}"

@@ -177,9 +177,7 @@ def test_a_dynamo_graph_in_a_background_mode_is_begun(parts: Any, monkeypatch: p
     assert hooks.compile_mode() == ""
 
 
-def test_a_dynamo_graph_for_a_worker_is_begun_if_that_is_asked_for(
-    parts: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_dynamo_graph_for_a_worker_is_begun_if_that_is_asked_for(parts: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from torch._inductor import compile_fx
 
     hooks.uninstall()

@@ -1,0 +1,188 @@
+"""Frames of models in wrappers, with hooks and under other states: served under the same, traced under another."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import frame_changes
+import pytest
+import ranks
+from frame_kinds import Kind
+from frame_runs import run
+
+# ---------------------------------------------------------------- ranks
+
+
+def _ranks(kind: str, directory: Path) -> list[dict[str, Any]]:
+    return ranks.reports("frames/frame_ranks.py", kind, directory=directory)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_ranks_of_a_second_start_trace_no_graph(
+    kind: str, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FXPOOL_FRAMES", "on")
+    for rank in _ranks(kind, tmp_path):
+        assert rank["frames"]["traced"] > 0 and rank["captured"] > 0
+    for rank in _ranks(kind, tmp_path):
+        assert rank["frames"]["served"] > 0 and "kept" not in rank["frames"]
+        # Dynamo leaves a function of DDP as it is, and looks at it in each process.
+        assert rank["frames"].get("traced", 0) == rank["frames"].get("refused:no_code", 0)
+        assert (rank["captured"], rank["lowered"], rank["misses"]) == (0, 0, 0)
+    monkeypatch.setenv("FXPOOL_FRAMES", "verify")
+    for rank in _ranks(kind, tmp_path):
+        assert rank["frames"]["verified"] > 0 and "wrong" not in rank["frames"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_graph_that_ddp_splits_is_refused(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FXPOOL_FRAMES", "on")
+    for _ in range(2):
+        for rank in _ranks("split", tmp_path):
+            assert rank["frames"]["refused:graph"] == 1 and rank["captured"] == 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_ranks_that_trace_together_are_refused(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is served would leave the others waiting for it."""
+    monkeypatch.setenv("FXPOOL_FRAMES", "on")
+    monkeypatch.setenv("TORCH_COMPILER_COLLECTIVES", "1")
+    for rank in _ranks("ddp", tmp_path):
+        assert [*rank["frames"]] == ["refused:collectives"] and rank["captured"] == 1
+
+
+# ---------------------------------------------------------------- states
+
+_MODEL = """
+def triple(module, inputs, output):
+    return output * 3
+def halve(module, inputs, output):
+    return output / 2
+def negate(module, inputs):
+    return (-inputs[0],)
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+    def forward(self, x):
+        return self.layer(x).relu()
+def make():
+    return Model(), (torch.linspace(-1, 1, 8).reshape(2, 4),)
+"""
+#: The context of the calls, and a statement ahead of them, by name.
+STATES = {
+    "plain": ("", ""),
+    "no_grad": ("torch.no_grad()", ""),
+    "inference mode": ("torch.inference_mode()", ""),
+    "autocast": ("torch.autocast('cpu', dtype=torch.bfloat16)", ""),
+    "autocast to another": ("torch.autocast('cpu', dtype=torch.float16)", ""),
+    "autocast, off": ("torch.autocast('cpu', dtype=torch.bfloat16, enabled=False)", ""),
+    "hook": ("", "function.layer.register_forward_hook(triple)"),
+    "another hook": ("", "function.layer.register_forward_hook(halve)"),
+    "both hooks": ("", "for hook in (triple, halve): function.layer.register_forward_hook(hook)"),
+    "hook before": ("", "function.layer.register_forward_pre_hook(negate)"),
+    "hook of the model": ("", "function.register_forward_hook(triple)"),
+}
+#: A context that changes nothing.
+EQUAL = frozenset((("plain", "autocast, off"), ("autocast, off", "plain")))
+#: No worker compiles a whole graph under it, so that a frame has no entry to refer to.
+REFUSED = "inference mode"
+
+
+def _kind(first: str, second: str) -> Kind:
+    (context, statement), (other, another) = STATES[first], STATES[second]
+    return Kind(_MODEL, before=statement, run=another, inside=(context, other))
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "state", [name if name in ("autocast", "hook") else pytest.param(name, marks=pytest.mark.slow) for name in STATES]
+)
+def test_a_frame_is_served_under_its_own_state_only(state: str, cache: Path, tmp_path: Path) -> None:
+    (tmp_path / "f" / "program").mkdir(parents=True)
+    frame_changes.warm_up()
+
+    def outcome(other: str, **options: bool) -> dict[str, Any]:
+        return frame_changes.in_child(
+            functools.partial(frame_changes.run, _kind(state, other), tmp_path / "f"), **options
+        )
+
+    first = outcome(state, changed=False, tracing=True)
+    assert first["outcome"] == ("refused" if state == REFUSED else "kept") and first["same"], first
+    for other in STATES:
+        report = outcome(other, changed=True, tracing=False)
+        if REFUSED in (state, other):
+            expected = {"refused" if other == REFUSED else "missed"}
+        elif (state, other) in EQUAL:
+            expected = {"served", "missed"}
+        else:
+            expected = {"served" if state == other else "missed"}
+        assert report["outcome"] in expected and report.get("same", True), (other, report)
+
+
+BACKWARD = "for model in models: model.blocks[0].register_full_backward_hook(lambda m, i, o: (i[0] * {rate},))"
+PARAMETER = "for model in models: model.blocks[0].layer.weight.register_hook(lambda gradient: gradient * {rate})"
+AUTOCAST = """
+TOLERANCE.update(rtol=0.02, atol=0.02)
+torch.autocast("cpu", dtype=torch.bfloat16).__enter__()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("hook", [BACKWARD, PARAMETER], ids=["of a module", "of a parameter"])
+def test_hooks_of_the_backward_pass(hook: str, shared_pool: Path, cache: Path) -> None:
+    """The program compares gradients with eager's under the same hook."""
+    run("net", train=True, change=hook.format(rate=2))
+    again = run("net", train=True, change=hook.format(rate=2))
+    assert again["frames"].get("served") or any(name.startswith("refused:") for name in again["frames"]), again
+    run("net", train=True, change=hook.format(rate=5))
+    run("net", train=True)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_training_under_autocast(shared_pool: Path, cache: Path) -> None:
+    assert run("net", train=True, change=AUTOCAST)["frames"] == {"traced": 1, "kept": 1}
+    again = run("net", train=True, change=AUTOCAST)
+    assert again["frames"] == {"served": 1} and (again["captured"], again["lowered"]) == (0, 0)
+    plain = run("net", train=True)
+    assert plain["captured"] == 1 and "served" not in plain["frames"]
+
+
+# ---------------------------------------------------------------- Inductor's backend, and graphs that are refused
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_inductors_backend_after_install(shared_pool: Path, cache: Path) -> None:
+    whole = {"BACKEND": "inductor", "TORCHINDUCTOR_FX_COMPILE_MODE": "subprocess"}
+    install = "import fxpool\nfxpool.install()"
+    assert run("broken", train=True, change=install, **whole)["frames"] == {"traced": 2, "kept": 2}
+    again = run("broken", train=True, change=install, **whole)
+    assert again["frames"] == {"served": 2}
+    assert (again["captured"], again["lowered"], again["misses"], again["fallbacks"]) == (0, 0, 0, {})
+    without = run("broken", train=True, **whole, frames="off")
+    assert without["captured"] == 2, "not installed"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"TORCHINDUCTOR_FX_COMPILE_MODE": "progressive+async+subprocess"}, "refused:mode"),
+        ({"TORCHINDUCTOR_FX_COMPILE_MODE": "normal", "BACKEND": "inductor"}, "refused:inductor"),
+        ({"TORCHINDUCTOR_FX_COMPILE_MODE": "async+subprocess", "BACKEND": "inductor"}, "refused:mode"),
+    ],
+)
+def test_more_that_is_refused_has_a_name(shared_pool: Path, cache: Path, settings: dict[str, str], reason: str) -> None:
+    """Beside those of `test_frames_served`; after `fxpool.install()`."""
+    report = run("net", change="import fxpool\nfxpool.install()", **settings)
+    assert report["frames"] == {reason: 1} and report["captured"] == 1
