@@ -136,12 +136,12 @@ def fetch(captured: Captured, store: LocalStore, place: str) -> Entry | None:
     )
 
 
-def fetch_fitting(keys: Sequence[str], fits: Callable[[Entry], bool], store: LocalStore, place: str) -> Entry | None:
+def fetch_fitting(keys: Sequence[str], fits: Callable[[Entry], bool], store: LocalStore, address: str) -> Entry | None:
     """Return the first entry under one of `keys` for which `fits` holds, as `fetch`.
 
     `fits` is called in another thread, too. Entries in `store` for which it does not hold are not asked for.
     """
-    level = runtime.part(_Shared).level(place) if _is_shared(store) else None
+    level = runtime.part(_Shared).level(address) if _is_shared(store) else None
     if level is None:
         return None
     no_fit = {(key, entry.name) for key in keys for entry in store.entries(key) if not fits(entry)}

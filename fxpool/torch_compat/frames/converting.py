@@ -29,7 +29,7 @@ class Call(NamedTuple):
 
     `variables` are its locals, `names` its module's globals. `backend` is the compiler that `torch.compile` was given;
     `whole`: it may not be broken into several graphs. `plain`: nothing is asked of Dynamo but the code to run.
-    `buckets` are the sizes in bytes at which the graph of a model in DistributedDataParallel is split; empty for others.
+    `buckets` are the sizes in bytes at which DistributedDataParallel splits the graph of its model; empty for others.
     `collective`: ranks exchange what they trace, and wait for each other.
     """
 

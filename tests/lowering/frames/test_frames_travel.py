@@ -43,7 +43,7 @@ def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def _served(count: int, **others: int) -> dict[str, object]:
-    """What a process reports that traced and lowered nothing."""
+    """Return the report of a process that traced and lowered nothing."""
     return {"frames": {"served": count, **others}, "captured": 0, "lowered": 0, "misses": 0, "fallbacks": {}}
 
 
