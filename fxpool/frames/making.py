@@ -100,7 +100,7 @@ def make(call: Call, recorder: Recorder, entry_of: Callable[[Callable[..., Any]]
         (name, names_there(name, looked_up)) for name in located.modules_of([call.code, *recorder.inlined])
     ]
     if looked_up & _ENVIRONMENT:
-        record.environment = environment()
+        record.environment = environment(looked_up)
     if looked_up & folded.OF_DEVICES:
         record.devices = folded.devices()
     record.proof = prove(record, call, fitted)

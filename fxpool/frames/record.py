@@ -67,8 +67,8 @@ class Record(msgspec.Struct, kw_only=True):
     after a graph break, ``["builtins"]``, ``["module", name]`` and ``["named", module, name]`` what they say. `traced`
     is code that no description covers: (module, name, wrappers, digest). `scopes` are the modules of all traced code,
     each with the names that it has of those that the code mentions: a global that appears hides a builtin.
-    `environment` is the digest of all environment variables, and `devices` has the properties of CUDA devices, if the
-    code mentions them. `virtual` are the classes that are registered as subclasses of the abstract classes among the
+    `environment` is the digest of environment variables (`environment`), and `devices` has the properties of CUDA
+    devices, if the code mentions them. `virtual` are the classes that are registered as subclasses of the abstract classes among the
     objects. `proof` is the number of facts that were changed in a copy, which then did not fit.
     """
 
@@ -167,11 +167,11 @@ def check_process(record: Record, call: Call) -> None:
         code = located.code_at(module_name, name, depth)
         if code is None or code_digest(code) != digest:
             raise UnfitError(f"the code of {module_name}.{name} changed")
-    if record.environment is not None and record.environment != environment():
+    looked_up = frozenset(record.looked_up)
+    if record.environment is not None and record.environment != environment(looked_up):
         raise UnfitError("the environment is another, which the code reads")
     if record.devices is not None and record.devices != folded.devices():
         raise UnfitError("CUDA has other devices, which the code asks for")
-    looked_up = frozenset(record.looked_up)
     for name, there in record.scopes:
         if names_there(name, looked_up) != there:
             raise UnfitError(f"the module {name} has other names")
@@ -264,9 +264,20 @@ def names_there(module: str, names: frozenset[str]) -> list[str]:
     return sorted(names & vars(found).keys()) if found is not None else []
 
 
-def environment() -> str:
-    """Return the digest of all environment variables."""
-    return hashlib.blake2b(repr(sorted(os.environb.items())).encode(), digest_size=16).hexdigest()
+def environment(looked_up: frozenset[str]) -> str:
+    """Return the digest of the environment for code that looks up some names.
+
+    Dynamo guards on what code reads of ``os.environ``, but not on what it does not find there: names of variables
+    count, and the values of those that the code mentions, as a launcher gives each job another port. It reads
+    ``os.getenv`` without guards: for code that calls it all values count.
+    """
+    variables = {os.fsdecode(name): value for name, value in os.environb.items()}
+    values = variables if looked_up & _UNGUARDED else {name: variables[name] for name in looked_up & variables.keys()}
+    return hashlib.blake2b(repr((sorted(variables), sorted(values.items()))).encode(), digest_size=16).hexdigest()
+
+
+#: Functions that read environment variables without a guard.
+_UNGUARDED = frozenset(("getenv", "getenvb"))
 
 
 def _value(row: list[Any], call: Call) -> list[Any]:

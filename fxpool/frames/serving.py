@@ -31,6 +31,7 @@ from fxpool.codecache.store.store import LocalStore
 from fxpool.errors import CannotReturnError, CannotTravelError, CorruptEntryError, FxpoolError
 from fxpool.frames import making, readable
 from fxpool.frames import record as records
+from fxpool.frames.identity import code_digest
 from fxpool.frames.making import RefusedError
 from fxpool.lowering.artifact import load, saved, sharing
 from fxpool.lowering.artifact.content import Content, content_of
@@ -191,6 +192,7 @@ def key_of(call: converting.Call, attempt: Attempt) -> str:
         raise RefusedError("no_cache", "there is no cache")
     facts = [
         records.identity_of(call.code),
+        _held(call),
         str(call.names.get("__name__")),
         call.whole,
         list(call.buckets),
@@ -202,6 +204,13 @@ def key_of(call: converting.Call, attempt: Attempt) -> str:
         surroundings_of(attempt),
     ]
     return hashlib.sha256(key.canonical(facts)).hexdigest()
+
+
+def _held(call: converting.Call) -> list[tuple[str, str]]:
+    """Return the functions in a frame's closure: decorators give many functions the code of one wrapper."""
+    cells = [(name, call.variables.get(name)) for name in call.code.co_freevars]
+    values = [(name, cell.cell_contents if isinstance(cell, types.CellType) else cell) for name, cell in cells]
+    return [(name, code_digest(value.__code__)) for name, value in values if isinstance(value, types.FunctionType)]
 
 
 def surroundings_of(attempt: Attempt) -> str:

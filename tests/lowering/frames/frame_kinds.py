@@ -557,6 +557,28 @@ KINDS: dict[str, Kind] = {
         variables=("KIND_MODE=a", "KIND_MODE=b"),
         refused="has no name",
     ),
+    "variable with a computed name that appears": Kind(
+        function("return x * 2 if os.environ.get('KIND_' + str(x.ndim)) == 'a' else x - 7"),
+        variables=("", "KIND_2=a"),
+    ),
+    "variable with a computed name": Kind(
+        function("return x * 2 if os.environ.get('KIND_' + str(x.ndim)) == 'a' else x - 7"),
+        variables=("KIND_2=a", "KIND_2=b"),
+    ),
+    "getenv of a computed name": Kind(
+        function("return x * 2 if os.getenv('KIND_' + str(x.ndim)) == 'a' else x - 7"),
+        variables=("KIND_2=a", "KIND_2=b"),
+        refused="has no name",
+    ),
+    "all variables": Kind(
+        function("return x * 2 if 'a' in os.environ.values() else x - 7"),
+        variables=("KIND_2=a", "KIND_2=b"),
+    ),
+    "value of a variable that is not read": Kind(
+        function("return x * 2 if os.environ.get('KIND_MODE') == 'a' else x - 7"),
+        variables=("KIND_PORT=1", "KIND_PORT=2"),
+        neutral=True,
+    ),
     "environment through a helper": Kind(
         function("return x * f()", "def f():\n    return 2 if 'KIND_MODE' in os.environ else 1"),
         variables=("", "KIND_MODE=b"),
