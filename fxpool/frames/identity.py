@@ -90,10 +90,12 @@ class Describer:
     """Describes objects for one comparison.
 
     `codes` has the digests of all code that descriptions cover so far, `classes` the names of all classes with their
-    bases. `virtual` are the classes that are registered as subclasses of an abstract class, by its name.
+    bases. `virtual` are the classes that are registered as subclasses of an abstract class, by its name. `called` are
+    functions whose results are compared elsewhere.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, called: Iterable[Any] = ()) -> None:
+        self._called = [*called]
         self.codes: set[str] = set()
         self.classes: set[str] = set()
         self.virtual: dict[str, list[str]] = {}
@@ -185,7 +187,7 @@ class Describer:
         raise NoDescriptionError(_name(value))
 
     def _function(self, function: types.FunctionType) -> tuple[Any, ...]:
-        if objects.CONSTANT_RESULT in function.__dict__:
+        if objects.CONSTANT_RESULT in function.__dict__ and not any(one is function for one in self._called):
             raise NoDescriptionError(f"the result of {_name(function)}, which Dynamo takes for a constant")
         cells = []
         for cell in function.__closure__ or ():

@@ -10,7 +10,7 @@ import types
 from collections.abc import Iterable
 from typing import Any
 
-__all__ = ["code_at", "modules_of", "place_of"]
+__all__ = ["code_at", "function_at", "modules_of", "place_of"]
 
 
 def place_of(code: types.CodeType) -> tuple[str, str, int] | None:
@@ -39,11 +39,16 @@ def modules_of(codes: Iterable[types.CodeType]) -> list[str]:
 
 def code_at(module: str, name: str, depth: int) -> types.CodeType | None:
     """Return the code at a place; None if there is no such function."""
+    code = getattr(function_at(module, name, depth), "__code__", None)
+    return code if isinstance(code, types.CodeType) else None
+
+
+def function_at(module: str, name: str, depth: int) -> Any:
+    """Return the function at a place, or None."""
     function = _named(sys.modules.get(module), name)
     for _ in range(depth):
         function = getattr(function, "__wrapped__", None)
-    code = getattr(function, "__code__", None)
-    return code if isinstance(code, types.CodeType) else None
+    return function
 
 
 def _named(module: Any, name: str) -> Any:

@@ -21,6 +21,7 @@ from fxpool.frames.record import (
     Fitted,
     Read,
     Record,
+    Result,
     UnfitError,
     by_name,
     check_objects,
@@ -31,6 +32,7 @@ from fxpool.frames.record import (
     names_there,
     origin,
     origins,
+    plain_text,
 )
 from fxpool.torch_compat.frames import folded, plain, tree
 from fxpool.torch_compat.frames.converting import Call
@@ -68,7 +70,7 @@ def make(call: Call, recorder: Recorder, entry_of: Callable[[Callable[..., Any]]
     for row in installed.values():
         if row[0] == "rest":
             row[1] = _dumped(row[1], renamed)
-    heard, describer = tree.Tree(), Describer()
+    heard, describer = tree.Tree(), Describer(function for function, _ in recorder.results)
     try:
         if recorder.listener is not None:
             heard = recorder.listener.tree(describer.identity, renamed)
@@ -82,6 +84,7 @@ def make(call: Call, recorder: Recorder, entry_of: Callable[[Callable[..., Any]]
         looked_up=sorted(names_of([call.code, *recorder.inlined])),
         imports=recorder.imports,
         installed=installed,
+        results=_results(recorder),
     )
     try:
         fitted = fit(record, call, describer)
@@ -141,6 +144,18 @@ def _installed(
     ):
         return ["named", value.__module__, value.__qualname__]
     raise RefusedError("global", f"Dynamo keeps an object of {type(value).__qualname__} for the code")
+
+
+def _results(recorder: Recorder) -> list[Result]:
+    found = []
+    for function, result in recorder.results:
+        code = getattr(function, "__code__", None)
+        place = located.place_of(code) if isinstance(code, types.CodeType) else None
+        text = plain_text(result)
+        if place is None or text is None or located.function_at(*place) is not function:
+            raise RefusedError("object", f"the result of {function.__qualname__}, which Dynamo takes for a constant")
+        found.append((*place, text))
+    return found
 
 
 def _traced(call: Call, recorder: Recorder, described: set[str]) -> list[tuple[str, str, int, str]]:
@@ -207,6 +222,8 @@ def _changes(record: Record, call: Call, fitted: Fitted) -> Iterator[tuple[str, 
         yield "traced code", process(traced=[(*row[:3], f"{row[3]}'")]), row
     for module, there in record.scopes:
         yield "a module's names", process(scopes=[(module, [*there, "'"])]), module
+    for result in record.results:
+        yield "a result", process(results=[(*result[:3], f"{result[3]}'")]), result
     if record.environment is not None:
         yield "the environment", process(environment=f"{record.environment}'"), "environ"
     if record.devices is not None:

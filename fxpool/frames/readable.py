@@ -31,6 +31,8 @@ def facts(record: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "code", f"{module}.{name}: {digest}"
     for module, names in record["scopes"]:
         yield "module", f"{module}: {' '.join(names)}"
+    for module, name, _, text in record.get("results", ()):
+        yield "result", f"{module}.{name}() is {text}"
     for name, classes in sorted(record.get("virtual", {}).items()):
         yield "virtual subclasses", f"{name}: {' '.join(classes)}"
     for alias, module in sorted(record["imports"].items()):

@@ -31,6 +31,7 @@ __all__ = [
     "Fitted",
     "Read",
     "Record",
+    "Result",
     "UnfitError",
     "by_name",
     "check_objects",
@@ -43,6 +44,7 @@ __all__ = [
     "names_there",
     "origin",
     "origins",
+    "plain_text",
     "rests",
 ]
 
@@ -54,6 +56,10 @@ _numbers = itertools.count(1)
 
 class UnfitError(Exception):
     """A record is of another frame than this one; the message names the first difference."""
+
+
+#: (module, name, wrappers around it, result as text) of a function without arguments.
+Result = tuple[str, str, int, str]
 
 
 class Record(msgspec.Struct, kw_only=True):
@@ -68,8 +74,9 @@ class Record(msgspec.Struct, kw_only=True):
     is code that no description covers: (module, name, wrappers, digest). `scopes` are the modules of all traced code,
     each with the names that it has of those that the code mentions: a global that appears hides a builtin.
     `environment` is the digest of environment variables (`environment`), and `devices` has the properties of CUDA
-    devices, if the code mentions them. `virtual` are the classes that are registered as subclasses of the abstract classes among the
-    objects. `proof` is the number of facts that were changed in a copy, which then did not fit.
+    devices, if the code mentions them. `virtual` are the classes that are registered as subclasses of the abstract
+    classes among the objects. `results` are those of functions that Dynamo calls while it traces: they are called again
+    to compare. `proof` is the number of facts that were changed in a copy, which then did not fit.
     """
 
     guards: Guards
@@ -88,6 +95,7 @@ class Record(msgspec.Struct, kw_only=True):
     environment: str | None = None
     devices: list[str] | None = None
     virtual: dict[str, list[str]] = {}
+    results: list[Result] = []
     proof: int = 0
 
 
@@ -121,7 +129,7 @@ def fit(record: Record, call: Call, new: Describer | None = None) -> Fitted:
     check_process(record, call)
     looked_up = frozenset(record.looked_up)
     defined = {f"{prefix}{number}": value for number, row in record.installed.items() for value in _value(row, call)}
-    describer = new or Describer()
+    describer = new or Describer(located.function_at(*result[:3]) for result in record.results)
     call.names.update(defined)
     try:
         built = build(
@@ -167,6 +175,9 @@ def check_process(record: Record, call: Call) -> None:
         code = located.code_at(module_name, name, depth)
         if code is None or code_digest(code) != digest:
             raise UnfitError(f"the code of {module_name}.{name} changed")
+    for module_name, name, depth, text in record.results:
+        if _called(located.function_at(module_name, name, depth)) != text:
+            raise UnfitError(f"{module_name}.{name}() has another result")
     looked_up = frozenset(record.looked_up)
     if record.environment is not None and record.environment != environment(looked_up):
         raise UnfitError("the environment is another, which the code reads")
@@ -175,6 +186,24 @@ def check_process(record: Record, call: Call) -> None:
     for name, there in record.scopes:
         if names_there(name, looked_up) != there:
             raise UnfitError(f"the module {name} has other names")
+
+
+def _called(function: Any) -> str | None:
+    try:
+        return plain_text(function())
+    except Exception:  # the program's: Dynamo reports it
+        return None
+
+
+def plain_text(value: Any) -> str | None:
+    """Return a value of Python's plain types as text, or None."""
+    if type(value) is tuple:
+        texts = [plain_text(item) for item in value]
+        return None if None in texts else f"tuple {texts}"
+    return f"{type(value).__name__} {value!r}" if type(value) in _PLAIN else None
+
+
+_PLAIN = frozenset((type(None), bool, int, float, complex, str, bytes))
 
 
 def check_objects(record: Record, read: Read) -> None:
@@ -237,6 +266,7 @@ def difference(then: Record, now: Record) -> str | None:
         "looked_up",
         "traced",
         "scopes",
+        "results",
         "environment",
         "said",
         "names",

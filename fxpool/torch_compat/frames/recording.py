@@ -6,12 +6,14 @@ Dynamo tells a ``CompilePackage`` these, if there is one. `Recorder` takes its p
 from __future__ import annotations
 
 import contextlib
+import functools
 import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from torch._dynamo import config, convert_frame
 from torch._dynamo import guards as torchs
+from torch._dynamo.variables import functions, nn_module
 
 from fxpool.torch_compat.frames.guards import Guards, NoGuardsError, read, remembering
 from fxpool.torch_compat.frames.listening import Listener
@@ -28,6 +30,7 @@ class Recorder:
     graph; `resumed` the code of functions for the rest after a graph break; `installed` all names that Dynamo defined.
     `listener` has heard most of the guards, `guards` are the others, and
     `functions` those that Dynamo wrote for some of them (`guards.remembering`).
+    `results` are (function, result) of functions that Dynamo called and takes for constants.
     `refusal` says why the frame can't be kept, as a reason and a text.
     """
 
@@ -41,7 +44,22 @@ class Recorder:
         self.graphs: dict[str, Callable[..., Any]] = {}
         self.resumed: dict[str, types.CodeType] = {}
         self.installed: frozenset[str] = frozenset()
+        self.results: list[tuple[Callable[..., Any], Any]] = []
         self.refusal: tuple[str, str] | None = None
+
+    def calling(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function that does the same, and remembers the result."""
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            result = function(*args, **kwargs)
+            if args or kwargs:
+                name = getattr(function, "__qualname__", type(function).__qualname__)
+                self.refusal = self.refusal or ("object", f"Dynamo takes {name}(...) for a constant")
+            self.results.append((function, result))
+            return result
+
+        return call
 
     def globals(self) -> set[str]:
         """Return the globals that guards begin at."""
@@ -103,5 +121,14 @@ def recording(recorder: Recorder) -> Iterator[None]:
                 recorder.refusal = recorder.refusal or ("guard", str(error))
             return b"read"
 
-    with patched(convert_frame, "CheckFunctionManager", Reading), remembering(recorder.functions):
+    def call_for_constant(tx: Any, function: Callable[..., Any], *arguments: Any) -> Any:
+        return original(tx, recorder.calling(function), *arguments)
+
+    original = functions.invoke_and_store_as_constant
+    with (
+        patched(convert_frame, "CheckFunctionManager", Reading),
+        patched(functions, "invoke_and_store_as_constant", call_for_constant),
+        patched(nn_module, "invoke_and_store_as_constant", call_for_constant),
+        remembering(recorder.functions),
+    ):
         yield

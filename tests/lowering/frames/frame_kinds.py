@@ -589,7 +589,28 @@ KINDS: dict[str, Kind] = {
             "@torch._dynamo.assume_constant_result\ndef f():\n    return float(os.environ['KIND_MODE'])",
         ),
         variables=("KIND_MODE=2", "KIND_MODE=3"),
+    ),
+    "constant result of a file": Kind(
+        function(
+            "return x * f()",
+            "TABLE = __file__ + '.txt'\n@functools.lru_cache\n@torch._dynamo.assume_constant_result\n"
+            "def f():\n    return 3 if os.path.exists(TABLE) else 2",
+        ),
+        run="open(module.TABLE, 'w').close()\nmodule.f.cache_clear()",
+    ),
+    "constant result with arguments": Kind(
+        function(
+            "return x * f(2)", "@torch._dynamo.assume_constant_result\ndef f(n):\n    return float(n * os.getpid())"
+        ),
+        refused="for a constant",
+    ),
+    "constant result that is an object": Kind(
+        function("return x * f()[0]", "@torch._dynamo.assume_constant_result\ndef f():\n    return [2.0]"),
         refused="takes for a constant",
+    ),
+    "code of a constant result": Kind(
+        function("return x * f()", "@torch._dynamo.assume_constant_result\ndef f():\n    return 2"),
+        edit=("return 2", "return 3"),
     ),
     "cached result": Kind(
         function("return x * f()", "@functools.lru_cache\ndef f():\n    return float(os.environ['KIND_MODE'])"),
