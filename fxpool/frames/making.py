@@ -70,7 +70,7 @@ def make(call: Call, recorder: Recorder, entry_of: Callable[[Callable[..., Any]]
     for row in installed.values():
         if row[0] == "rest":
             row[1] = _dumped(row[1], renamed)
-    heard, describer = tree.Tree(), Describer(function for function, _ in recorder.results)
+    heard, describer = tree.Tree(), Describer(function for function, *_ in recorder.results)
     try:
         if recorder.listener is not None:
             heard = recorder.listener.tree(describer.identity, renamed)
@@ -148,13 +148,14 @@ def _installed(
 
 def _results(recorder: Recorder) -> list[Result]:
     found = []
-    for function, result in recorder.results:
+    for function, arguments, named, result in recorder.results:
         code = getattr(function, "__code__", None)
         place = located.place_of(code) if isinstance(code, types.CodeType) else None
         text = plain_text(result)
-        if place is None or text is None or located.function_at(*place) is not function:
+        is_plain = text is not None and None not in map(plain_text, (*arguments, *named.values()))
+        if place is None or not is_plain or located.function_at(*place) is not function:
             raise RefusedError("object", f"the result of {function.__qualname__}, which Dynamo takes for a constant")
-        found.append((*place, text))
+        found.append(Result(*place, str(text), [*arguments], named))
     return found
 
 
@@ -223,7 +224,7 @@ def _changes(record: Record, call: Call, fitted: Fitted) -> Iterator[tuple[str, 
     for module, there in record.scopes:
         yield "a module's names", process(scopes=[(module, [*there, "'"])]), module
     for result in record.results:
-        yield "a result", process(results=[(*result[:3], f"{result[3]}'")]), result
+        yield "a result", process(results=[msgspec.structs.replace(result, text=f"{result.text}'")]), result
     if record.environment is not None:
         yield "the environment", process(environment=f"{record.environment}'"), "environ"
     if record.devices is not None:

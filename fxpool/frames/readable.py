@@ -31,8 +31,9 @@ def facts(record: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "code", f"{module}.{name}: {digest}"
     for module, names in record["scopes"]:
         yield "module", f"{module}: {' '.join(names)}"
-    for module, name, _, text in record.get("results", ()):
-        yield "result", f"{module}.{name}() is {text}"
+    for result in record.get("results", ()):
+        arguments = [*map(repr, result["arguments"]), *(f"{name}={value!r}" for name, value in result["named"].items())]
+        yield "result", f"{result['module']}.{result['name']}({', '.join(arguments)}) is {result['text']}"
     for name, classes in sorted(record.get("virtual", {}).items()):
         yield "virtual subclasses", f"{name}: {' '.join(classes)}"
     for alias, module in sorted(record["imports"].items()):

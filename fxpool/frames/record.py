@@ -58,8 +58,26 @@ class UnfitError(Exception):
     """A record is of another frame than this one; the message names the first difference."""
 
 
-#: (module, name, wrappers around it, result as text) of a function without arguments.
-Result = tuple[str, str, int, str]
+class Result(msgspec.Struct):
+    """What a function of a module returned, as text, for plain arguments. `depth` are the wrappers around it."""
+
+    module: str
+    name: str
+    depth: int
+    text: str
+    arguments: list[Any]
+    named: dict[str, Any]
+
+    def function(self) -> Any:
+        """Return the function of this process, or None."""
+        return located.function_at(self.module, self.name, self.depth)
+
+    def is_same(self) -> bool:
+        """Call the function, and return whether the result is the same."""
+        try:
+            return plain_text(self.function()(*self.arguments, **self.named)) == self.text
+        except Exception:  # the program's: Dynamo reports it
+            return False
 
 
 class Record(msgspec.Struct, kw_only=True):
@@ -129,7 +147,7 @@ def fit(record: Record, call: Call, new: Describer | None = None) -> Fitted:
     check_process(record, call)
     looked_up = frozenset(record.looked_up)
     defined = {f"{prefix}{number}": value for number, row in record.installed.items() for value in _value(row, call)}
-    describer = new or Describer(located.function_at(*result[:3]) for result in record.results)
+    describer = new or Describer(result.function() for result in record.results)
     call.names.update(defined)
     try:
         built = build(
@@ -175,9 +193,9 @@ def check_process(record: Record, call: Call) -> None:
         code = located.code_at(module_name, name, depth)
         if code is None or code_digest(code) != digest:
             raise UnfitError(f"the code of {module_name}.{name} changed")
-    for module_name, name, depth, text in record.results:
-        if _called(located.function_at(module_name, name, depth)) != text:
-            raise UnfitError(f"{module_name}.{name}() has another result")
+    for result in record.results:
+        if not result.is_same():
+            raise UnfitError(f"{result.module}.{result.name}() returns something else")
     looked_up = frozenset(record.looked_up)
     if record.environment is not None and record.environment != environment(looked_up):
         raise UnfitError("the environment is another, which the code reads")
@@ -188,22 +206,12 @@ def check_process(record: Record, call: Call) -> None:
             raise UnfitError(f"the module {name} has other names")
 
 
-def _called(function: Any) -> str | None:
-    try:
-        return plain_text(function())
-    except Exception:  # the program's: Dynamo reports it
-        return None
-
-
 def plain_text(value: Any) -> str | None:
-    """Return a value of Python's plain types as text, or None."""
-    if type(value) is tuple:
-        texts = [plain_text(item) for item in value]
-        return None if None in texts else f"tuple {texts}"
+    """Return a value of one of Python's plain types as text, or None."""
     return f"{type(value).__name__} {value!r}" if type(value) in _PLAIN else None
 
 
-_PLAIN = frozenset((type(None), bool, int, float, complex, str, bytes))
+_PLAIN = frozenset((type(None), bool, int, float, str))
 
 
 def check_objects(record: Record, read: Read) -> None:

@@ -206,11 +206,19 @@ def key_of(call: converting.Call, attempt: Attempt) -> str:
     return hashlib.sha256(key.canonical(facts)).hexdigest()
 
 
-def _held(call: converting.Call) -> list[tuple[str, str]]:
-    """Return the functions in a frame's closure: decorators give many functions the code of one wrapper."""
-    cells = [(name, call.variables.get(name)) for name in call.code.co_freevars]
-    values = [(name, cell.cell_contents if isinstance(cell, types.CellType) else cell) for name, cell in cells]
-    return [(name, code_digest(value.__code__)) for name, value in values if isinstance(value, types.FunctionType)]
+def _held(call: converting.Call) -> list[str]:
+    """Return the code of functions in a frame's closure: decorators give many functions the code of one wrapper."""
+    found: dict[str, None] = {}
+    left: list[Any] = [call.variables.get(name) for name in call.code.co_freevars]
+    while left:
+        value = left.pop()
+        if isinstance(value, types.CellType):
+            with contextlib.suppress(ValueError):  # it is empty
+                left.append(value.cell_contents)
+        elif isinstance(value, types.FunctionType) and (digest := code_digest(value.__code__)) not in found:
+            found[digest] = None
+            left += value.__closure__ or ()
+    return [*found]
 
 
 def surroundings_of(attempt: Attempt) -> str:

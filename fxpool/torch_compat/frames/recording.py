@@ -30,7 +30,7 @@ class Recorder:
     graph; `resumed` the code of functions for the rest after a graph break; `installed` all names that Dynamo defined.
     `listener` has heard most of the guards, `guards` are the others, and
     `functions` those that Dynamo wrote for some of them (`guards.remembering`).
-    `results` are (function, result) of functions that Dynamo called and takes for constants.
+    `results` are (function, arguments, named ones, result) of calls that Dynamo made and takes for constants.
     `refusal` says why the frame can't be kept, as a reason and a text.
     """
 
@@ -44,7 +44,7 @@ class Recorder:
         self.graphs: dict[str, Callable[..., Any]] = {}
         self.resumed: dict[str, types.CodeType] = {}
         self.installed: frozenset[str] = frozenset()
-        self.results: list[tuple[Callable[..., Any], Any]] = []
+        self.results: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], Any]] = []
         self.refusal: tuple[str, str] | None = None
 
     def calling(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -53,10 +53,7 @@ class Recorder:
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
             result = function(*args, **kwargs)
-            if args or kwargs:
-                name = getattr(function, "__qualname__", type(function).__qualname__)
-                self.refusal = self.refusal or ("object", f"Dynamo takes {name}(...) for a constant")
-            self.results.append((function, result))
+            self.results.append((function, args, kwargs, result))
             return result
 
         return call

@@ -600,9 +600,16 @@ KINDS: dict[str, Kind] = {
     ),
     "constant result with arguments": Kind(
         function(
-            "return x * f(2)", "@torch._dynamo.assume_constant_result\ndef f(n):\n    return float(n * os.getpid())"
+            "return x * f(2, more='KIND_MODE')",
+            "@torch._dynamo.assume_constant_result\ndef f(n, more):\n    return n * float(os.environ[more])",
         ),
-        refused="for a constant",
+        variables=("KIND_MODE=2", "KIND_MODE=3"),
+    ),
+    "constant result of an object": Kind(
+        function(
+            "return x * f(TABLE)", "TABLE = [2.0]\n@torch._dynamo.assume_constant_result\ndef f(n):\n    return n[0]"
+        ),
+        refused="takes for a constant",
     ),
     "constant result that is an object": Kind(
         function("return x * f()[0]", "@torch._dynamo.assume_constant_result\ndef f():\n    return [2.0]"),
