@@ -1,0 +1,80 @@
+"""Files of compilers are looked at once in an examination, and again in the next one."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from torch._inductor import config as inductor
+
+from fxpool.codecache.key import examination, toolchain
+
+
+class Asked:
+    """A question about a file, and how often it was asked."""
+
+    def __init__(self) -> None:
+        self.times = 0
+        self.error: Exception | None = None
+        self.ask = examination.once(self._ask)
+
+    def _ask(self, path: str) -> str:
+        self.times += 1
+        if self.error is not None:
+            raise self.error
+        return path.upper()
+
+
+def test_a_question_is_asked_once() -> None:
+    asked = Asked()
+    assert [asked.ask("a"), asked.ask("a")] == ["A", "A"] and asked.times == 2
+    with examination.under_way():
+        assert [asked.ask("a"), asked.ask("b"), asked.ask("a")] == ["A", "B", "A"] and asked.times == 4
+        with examination.under_way():  # within another one
+            asked.ask("b")
+    assert asked.times == 4 and examination.current() is None
+
+
+def test_errors_are_not_remembered() -> None:
+    asked = Asked()
+    with examination.under_way():
+        asked.error = OSError("gone")
+        with pytest.raises(OSError, match="gone"):
+            asked.ask("a")
+        asked.error = None
+        assert asked.ask("a") == "A" and asked.times == 2
+
+
+def test_an_examination_goes_on_until_it_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = Asked()
+    with examination.under_way():
+        asked.ask("a")
+        earlier = examination.current()
+    with examination.under_way(earlier):
+        asked.ask("a")
+        assert asked.times == 1
+    monkeypatch.setenv("EXAMINED", "another environment")
+    with examination.under_way(earlier):
+        asked.ask("a")
+        assert asked.times == 2
+        current = examination.current()
+    monkeypatch.setattr(examination, "_LASTS", -1.0)
+    with examination.under_way(current):
+        asked.ask("a")
+        assert asked.times == 3
+
+
+def test_a_compiler_that_changes_counts_in_the_next_examination(tmp_path: Path) -> None:
+    original = shutil.which("g++")
+    assert original is not None
+    script = tmp_path / "g++"
+    script.write_text(f'#!/bin/sh\nexec {original} "$@"\n')
+    script.chmod(0o755)
+    with inductor.patch({"cpp.cxx": (str(script),)}):
+        with examination.under_way():
+            first = toolchain.key_facts()
+            script.write_text(f'#!/bin/sh\n# another text\nexec {original} "$@"\n')
+            assert toolchain.key_facts() == first
+        with examination.under_way():
+            assert toolchain.key_facts()["compiler_files"] != first["compiler_files"]
