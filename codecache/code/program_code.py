@@ -22,9 +22,8 @@ from fxpool.codecache.code.proof import Proof
 from fxpool.codecache.code.unproven import UnprovenError
 from fxpool.codecache.code.vouched import code_of
 from fxpool.installed import Kept
-from fxpool.torch_compat.changes import constants, namespaces, torch_sources
+from fxpool.torch_compat.changes import added_kernels, constants, namespaces, torch_sources
 from fxpool.torch_compat.operators import (
-    added_kernels,
     by_value,
     inductor_tables,
     operator_tables,

@@ -11,7 +11,6 @@ custom_operators          operators behind the objects that `custom_op` and `tri
 operator_tables           Inductor's tables by operator, and torch's own entries in them
 inductor_tables           a program's lowerings, decompositions, patterns and device passes
 own_code                  whose code a function, class or module is
-added_kernels             Python kernels that a program added to operators of torch
 by_value                  operators and registrations as bytes, for processes whose imports do not make them
 otherwise                 ends a compile that meets an operator with the program's own lowering
 """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from fxpool.torch_compat.operators import added_kernels
+from fxpool.torch_compat.changes import added_kernels
 
 
 def test_a_kernel_for_an_operator_of_torch_is_found() -> None:
