@@ -9,5 +9,6 @@ toolchain         facts about the C++ compiler
 headers           digests of the headers that generated C++ includes, as the compiler lists them
 source_toolchain  facts about the compilers of CUDA, ROCm and Halide sources
 programs          digests of the programs that a compiler command runs
+examination       looks at the files of compilers once per graph
 probe_cache       stores facts about compilers and distributions until their files change
 """

@@ -59,7 +59,7 @@ class UnfitError(Exception):
 
 
 class Result(msgspec.Struct):
-    """What a function of a module returned, as text, for plain arguments. `depth` are the wrappers around it."""
+    """The result of a function of a module, as text, for plain arguments. `depth` are the wrappers around it."""
 
     module: str
     name: str

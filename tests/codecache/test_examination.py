@@ -11,7 +11,7 @@ from torch._inductor import config as inductor
 from fxpool.codecache.key import examination, toolchain
 
 
-class Asked:
+class Question:
     """A question about a file, and how often it was asked."""
 
     def __init__(self) -> None:
@@ -27,42 +27,42 @@ class Asked:
 
 
 def test_a_question_is_asked_once() -> None:
-    asked = Asked()
-    assert [asked.ask("a"), asked.ask("a")] == ["A", "A"] and asked.times == 2
+    question = Question()
+    assert [question.ask("a"), question.ask("a")] == ["A", "A"] and question.times == 2
     with examination.under_way():
-        assert [asked.ask("a"), asked.ask("b"), asked.ask("a")] == ["A", "B", "A"] and asked.times == 4
+        assert [question.ask("a"), question.ask("b"), question.ask("a")] == ["A", "B", "A"] and question.times == 4
         with examination.under_way():  # within another one
-            asked.ask("b")
-    assert asked.times == 4 and examination.current() is None
+            question.ask("b")
+    assert question.times == 4 and examination.current() is None
 
 
 def test_errors_are_not_remembered() -> None:
-    asked = Asked()
+    question = Question()
     with examination.under_way():
-        asked.error = OSError("gone")
+        question.error = OSError("gone")
         with pytest.raises(OSError, match="gone"):
-            asked.ask("a")
-        asked.error = None
-        assert asked.ask("a") == "A" and asked.times == 2
+            question.ask("a")
+        question.error = None
+        assert question.ask("a") == "A" and question.times == 2
 
 
 def test_an_examination_goes_on_until_it_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = Asked()
+    question = Question()
     with examination.under_way():
-        asked.ask("a")
+        question.ask("a")
         earlier = examination.current()
     with examination.under_way(earlier):
-        asked.ask("a")
-        assert asked.times == 1
+        question.ask("a")
+        assert question.times == 1
     monkeypatch.setenv("EXAMINED", "another environment")
     with examination.under_way(earlier):
-        asked.ask("a")
-        assert asked.times == 2
+        question.ask("a")
+        assert question.times == 2
         current = examination.current()
     monkeypatch.setattr(examination, "_LASTS", -1.0)
     with examination.under_way(current):
-        asked.ask("a")
-        assert asked.times == 3
+        question.ask("a")
+        assert question.times == 3
 
 
 def test_a_compiler_that_changes_counts_in_the_next_examination(tmp_path: Path) -> None:
