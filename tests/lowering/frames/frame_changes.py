@@ -99,7 +99,7 @@ def _as_captured(gm: torch.fx.GraphModule, inputs: object) -> Any:
 
 @contextlib.contextmanager
 def program(kind: Kind | Together, folder: Path, *, changed: bool) -> Iterator[tuple[Any, Any, Any]]:
-    """Have a kind's program in this process: its function, arguments to call it with, and the result uncompiled."""
+    """Have a kind's program in this process: its function, arguments to call it with, and the outcome uncompiled."""
     sources = folder / "program"
     for file, text in kind.files(changed).items():
         (sources / f"{file}.py").write_text(text)
@@ -118,10 +118,19 @@ def program(kind: Kind | Together, folder: Path, *, changed: bool) -> Iterator[t
     with _context(kind.context(changed)):
         torch.manual_seed(1)
         random.seed(5)
-        want = function(*inputs)
+        want = outcome(function, inputs)
         torch.manual_seed(1)
         random.seed(5)
         yield function, others, want
+
+
+def outcome(function: Callable[..., Any], inputs: Any) -> tuple[Any, ...]:
+    """The result of a function, and the gradients of its arguments."""
+    result = function(*inputs)
+    leaves = [value for value in inputs if isinstance(value, torch.Tensor) and value.requires_grad]
+    if not leaves or not isinstance(result, torch.Tensor) or not result.requires_grad:
+        return (result,)
+    return (result, *torch.autograd.grad(result.sum(), leaves, retain_graph=True, allow_unused=True))
 
 
 def run(kind: Kind | Together, folder: Path, *, changed: bool, tracing: bool) -> dict[str, Any]:
@@ -130,20 +139,22 @@ def run(kind: Kind | Together, folder: Path, *, changed: bool, tracing: bool) ->
     with program(kind, folder, changed=changed) as (function, inputs, want):
         converting.surround(shelf.around)
         try:
-            got = torch.compile(function, backend=_as_captured, dynamic=False)(*inputs)
+            got = outcome(torch.compile(function, backend=_as_captured, dynamic=False), inputs)
         except MissedError:
             return {"outcome": "missed", "said": shelf.said, "want": _digest(want)}
-    outcome = (
+    became = (
         ("partly" if shelf.missed else "served")
         if "served" in shelf.said
         else "kept"
         if "kept" in shelf.said
         else "refused"
     )
-    return {"outcome": outcome, "same": is_same(want, got), "said": shelf.said, "want": _digest(want)}
+    return {"outcome": became, "same": is_same(want, got), "said": shelf.said, "want": _digest(want)}
 
 
 def _digest(value: Any) -> str:
+    if isinstance(value, tuple):
+        return " ".join(map(_digest, value))
     dtype = getattr(value, "dtype", None)
     return hashlib.sha256(f"{dtype} {value!r}".encode()).hexdigest()
 

@@ -472,6 +472,18 @@ KINDS: dict[str, Kind] = {
         _AUTOGRAD,
         run="module.A.forward = staticmethod(lambda ctx, x: x * 9.0)",
     ),
+    "patched property": Kind(
+        model("return x * self.p", members="@property\ndef p(self):\n    return 1.75"),
+        run="type(function).p = property(lambda self: 9.0)",
+    ),
+    "patched static method": Kind(
+        model("return self.f(x)", members="@staticmethod\ndef f(x):\n    return x * 0.9"),
+        run="type(function).f = staticmethod(lambda x: x * 8.0)",
+    ),
+    "process group": Kind(
+        function("return x * 2 if torch.distributed.is_initialized() else x - 7"),
+        run="torch.distributed.init_process_group('gloo', store=torch.distributed.HashStore(), rank=0, world_size=1)",
+    ),
     "virtual subclass": Kind(
         function(
             "return x * 2 if isinstance(C, collections.abc.Sized) else x - 7",

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from frame_changes import in_child, is_same, program, warm_up
+from frame_changes import in_child, is_same, outcome, program, warm_up
 from frame_hunt import case
 from frame_kinds import Together
 from torch._dynamo.package import DynamoCache
@@ -46,7 +46,7 @@ def run(together: Together, folder: Path, *, changed: bool) -> dict[str, Any]:
     type(DynamoCache).path_prefix = lambda self: str(folder / "kept")  # type: ignore[method-assign]
     with program(together, folder, changed=changed) as (function, inputs, want):
         torch._dynamo.utils.counters.clear()  # those of the process that this one was forked from
-        got = torch.compile(function, backend=as_captured, dynamic=False)(*inputs)
+        got = outcome(torch.compile(function, backend=as_captured, dynamic=False), inputs)
     captured = torch._dynamo.utils.counters["stats"].get("unique_graphs", 0)
     if not changed:
         PrecompileContext.save_to_dynamo_cache()
