@@ -126,7 +126,7 @@ def test_a_frame_is_served_under_its_own_state_only(state: str, cache: Path, tmp
         assert report["outcome"] in expected and report.get("same", True), (other, report)
 
 
-BACKWARD = "for model in models: model.blocks[0].register_full_backward_hook(lambda m, i, o: (i[0] * {rate},))"
+BACKWARD = "for model in models: model.blocks[1].register_full_backward_hook(lambda m, i, o: (i[0] * {rate},))"
 PARAMETER = "for model in models: model.blocks[0].layer.weight.register_hook(lambda gradient: gradient * {rate})"
 AUTOCAST = """
 TOLERANCE.update(rtol=0.02, atol=0.02)
