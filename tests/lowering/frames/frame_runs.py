@@ -93,7 +93,7 @@ def arguments(model: str, *, train: bool = False, change: str = "", end: str = "
 
 
 def run(
-    model: str, *, train: bool = False, change: str = "", end: str = "", frames: str = "on", **environment: str
+    model: str, *, train: bool = False, change: str = "", end: str = "", frames: str = "on", **environment: Any
 ) -> dict[str, Any]:
     """Run a program in a process, and return what became of its frames and graphs."""
     given = arguments(model, train=train, change=change, end=end)

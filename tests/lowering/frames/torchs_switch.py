@@ -43,7 +43,7 @@ def as_captured(gm: torch.fx.GraphModule, inputs: object) -> Any:
 def run(together: Together, folder: Path, *, changed: bool) -> dict[str, Any]:
     """Run a program with torch's switch; keep what Dynamo makes unless it is changed."""
     torch._dynamo.config.caching_precompile = True
-    type(DynamoCache).path_prefix = lambda self: str(folder / "kept")  # type: ignore[method-assign]
+    type(DynamoCache).path_prefix = lambda self: str(folder / "kept")
     with program(together, folder, changed=changed) as (function, inputs, want):
         torch._dynamo.utils.counters.clear()  # those of the process that this one was forked from
         got = outcome(torch.compile(function, backend=as_captured, dynamic=False), inputs)
