@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from frame_runs import arguments, run
@@ -174,7 +175,7 @@ def test_inputs_that_the_graph_changes(shared_pool: Path, cache: Path) -> None:
         ({"FXPOOL_REGIONS": "on"}, "refused:pieces"),
     ],
 )
-def test_what_is_refused_has_a_name(shared_pool: Path, cache: Path, settings: dict[str, str], reason: str) -> None:
+def test_what_is_refused_has_a_name(shared_pool: Path, cache: Path, settings: dict[str, Any], reason: str) -> None:
     assert run("net", **settings)["frames"] == {reason: 1}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from frame_runs import arguments, run
@@ -65,7 +66,7 @@ def test_in_a_bundle(shared_pool: Path, cache: Path, other: str, key_file: str, 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_through_a_remote_cache(shared_pool: Path, cache: Path, other: str, redis: str, key_file: str) -> None:
-    remote = {"FXPOOL_REMOTE_CACHE": redis, "FXPOOL_REMOTE_KEY_FILE": key_file}
+    remote: dict[str, Any] = {"FXPOOL_REMOTE_CACHE": redis, "FXPOOL_REMOTE_KEY_FILE": key_file}
     first = run("broken", train=True, end=WAIT, **remote)
     assert first["frames"] == {"traced": 2, "kept": 2} and first["remote"]["writes"] == 4
     again = _without(run("broken", train=True, FXPOOL_CACHE_DIR=other, **remote))
@@ -80,7 +81,7 @@ def test_a_remote_has_frames_that_do_not_fit(
     shared_pool: Path, cache: Path, other: str, redis: str, key_file: str
 ) -> None:
     """Frames of two models have one key: each is tried, and the other is left for the next process."""
-    remote = {"FXPOOL_REMOTE_CACHE": redis, "FXPOOL_REMOTE_KEY_FILE": key_file}
+    remote: dict[str, Any] = {"FXPOOL_REMOTE_CACHE": redis, "FXPOOL_REMOTE_KEY_FILE": key_file}
     change = "for model in models: model.blocks[1].rate = 0.25"
     run("net", end=WAIT, **remote)
     run("net", change=change, end=WAIT, **remote)
@@ -111,7 +112,7 @@ def test_a_frame_whose_graph_left_the_remote_is_traced(
 ) -> None:
     import redis as clients
 
-    remote = {"FXPOOL_REMOTE_CACHE": redis, "FXPOOL_REMOTE_KEY_FILE": key_file}
+    remote: dict[str, Any] = {"FXPOOL_REMOTE_CACHE": redis, "FXPOOL_REMOTE_KEY_FILE": key_file}
     run("net", end=WAIT, **remote)
     listed = map(json.loads, run_python(["-m", "fxpool", "cache", "ls", "--json"]).splitlines())
     (graph,) = [entry["key"] for entry in listed if entry["compile_seconds"]]

@@ -180,7 +180,7 @@ def test_inductors_backend_after_install(shared_pool: Path, cache: Path) -> None
         ({"TORCHINDUCTOR_FX_COMPILE_MODE": "async+subprocess", "BACKEND": "inductor"}, "refused:mode"),
     ],
 )
-def test_more_that_is_refused_has_a_name(shared_pool: Path, cache: Path, settings: dict[str, str], reason: str) -> None:
+def test_more_that_is_refused_has_a_name(shared_pool: Path, cache: Path, settings: dict[str, Any], reason: str) -> None:
     """Beside those of `test_frames_served`; after `fxpool.install()`."""
     report = run("net", change="import fxpool\nfxpool.install()", **settings)
     assert report["frames"] == {reason: 1} and report["captured"] == 1
