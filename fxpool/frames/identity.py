@@ -16,6 +16,7 @@ import collections
 import enum
 import functools
 import hashlib
+import sys
 import types
 from collections.abc import Iterable
 from typing import Any
@@ -142,6 +143,8 @@ class Describer:
         found = [self.identity(type(value))] if not _is_pythons(type(value)) else [type(value).__qualname__]
         if _is_empty(value):
             found.append("(empty)")  # Dynamo reads this of dictionaries of hooks, and makes no guard
+        if isinstance(value, dict):  # Dynamo makes no guard on a key that it looked for in vain
+            found.append(_keys(value, looked_up))
         found += self._attribute_names(value)
         return " ".join(found)
 
@@ -260,6 +263,25 @@ class Describer:
 def _is_empty(value: Any) -> bool:
     """Return whether a value is an empty container, without running code of its class."""
     return any(isinstance(value, cls) and not cls.__len__(value) for cls in _SIZED)
+
+
+def _keys(value: dict[Any, Any], looked_up: frozenset[str]) -> str:
+    """Return a digest of a dictionary's keys. Of the names in a module, and of modules, those of `looked_up` count."""
+    keys = [*dict.keys(value)]
+    name = dict.get(value, "__name__")
+    module = sys.modules.get(name) if isinstance(name, str) else None
+    is_of_module = module is not None and getattr(module, "__dict__", None) is value
+    if is_of_module or value is sys.modules:
+        texts = [key for key in keys if isinstance(key, str) and key in looked_up]
+    else:
+        texts = [_key(key) for key in keys]
+    return hashlib.blake2b(repr(sorted(texts)).encode(), digest_size=8).hexdigest()
+
+
+def _key(key: Any) -> str:
+    if type(key) is str:
+        return objects.stable_name(key)
+    return f"{type(key).__qualname__} {key!r}" if type(key) in _PLAIN else type(key).__qualname__
 
 
 def _class_name(cls: Any) -> str:

@@ -228,6 +228,38 @@ KINDS: dict[str, Kind] = {
     "key that appears": Kind(
         function("return x * 2 if 'b' in D else x - 7", "D = {'a': 2.0}"), ("{'a': 2.0}", "{'a': 2.0, 'b': 1.0}")
     ),
+    "key that raises and appears": Kind(
+        function("try:\n    k = TABLE['b']\nexcept KeyError:\n    k = 1.0\nreturn x * k", "TABLE = {'a': 2.0}"),
+        run="module.TABLE['b'] = 3.0",
+    ),
+    "key with a computed name that raises and appears": Kind(
+        function(
+            "try:\n    k = TABLE['b' + str(x.ndim)]\nexcept KeyError:\n    k = 1.0\nreturn x * k", "TABLE = {'a': 2.0}"
+        ),
+        run="module.TABLE['b2'] = 3.0",
+    ),
+    "key of a mapping that appears": Kind(
+        function(
+            "return x * TABLE.get('b', 1.0)",
+            """
+            class Mapping(collections.abc.Mapping):
+                def __init__(self):
+                    self.items = {"a": 2.0}
+                def __getitem__(self, key):
+                    return self.items[key]
+                def __len__(self):
+                    return len(self.items)
+                def __iter__(self):
+                    return iter(self.items)
+            TABLE = Mapping()
+            """,
+        ),
+        run="module.TABLE.items['b'] = 3.0",
+    ),
+    "environment under another name": Kind(
+        function("return x * 2 if settings.get('KIND_MODE') == 'a' else x - 7", "from os import environ as settings"),
+        variables=("", "KIND_MODE=a"),
+    ),
     "missing key's default": Kind(
         function("return x * D.get('b', 3.0)", "D = {'a': 2.0}"), ("{'a': 2.0}", "{'a': 2.0, 'b': 1.0}")
     ),
