@@ -154,7 +154,8 @@ def _results(recorder: Recorder) -> list[Result]:
         text = plain_text(result)
         is_plain = text is not None and None not in map(plain_text, (*arguments, *named.values()))
         if place is None or not is_plain or located.function_at(*place) is not function:
-            raise RefusedError("object", f"the result of {function.__qualname__}, which Dynamo takes for a constant")
+            name = getattr(function, "__qualname__", type(function).__qualname__)
+            raise RefusedError("object", f"the result of {name}, which Dynamo takes for a constant")
         found.append(Result(*place, str(text), [*arguments], named))
     return found
 
