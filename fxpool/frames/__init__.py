@@ -4,6 +4,7 @@ It is a room next to `fxpool.lowering`, and begins where Dynamo has ended: a fra
 lowering stored, and no other room knows of frames. Only the setting `frames` leads here.
 
 identity    descriptions of the objects that tracing met
+untraced    code of programs that runs while Dynamo traces
 located     where the code of a traced function is found
 byte_code   byte code as plain data
 record      one frame as it is kept, and how it fits another process's objects

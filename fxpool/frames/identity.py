@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 
+from fxpool.frames import untraced
 from fxpool.torch_compat.frames import objects
 
 __all__ = ["Describer", "NoDescriptionError", "code_digest", "digests_of", "names_of"]
@@ -40,16 +41,18 @@ _IN_C = (
     types.MemberDescriptorType,
 )
 # Guards say all of these that counts.
-_SAID = (*_OF_TORCH, *_IN_C, torch.Tensor, types.CodeType, types.CellType)
+_SAID = (*_OF_TORCH, *_IN_C, types.CodeType, types.CellType)
 _SIZED: tuple[Any, ...] = (dict, list, tuple, set, frozenset, collections.deque)
 # Attributes of classes that no traced code depends on, or that differ between processes.
 _PASSED_OVER = frozenset(
     (
-        "__abstractmethods__", "__annotate__", "__annotate_func__", "__annotations__", "__dict__", "__doc__",
-        "__firstlineno__", "__module__", "__orig_bases__", "__parameters__", "__slotnames__", "__static_attributes__",
+        "__abstractmethods__", "__annotate__", "__annotate_func__", "__annotations__", "__dict__", "__firstlineno__",
+        "__module__", "__orig_bases__", "__parameters__", "__slotnames__", "__static_attributes__",
         "__weakref__", "_abc_impl",
     )
 )  # fmt: skip
+# What Python keeps in a member of an enumeration.
+_OF_ENUMS = frozenset(("_value_", "_name_", "__objclass__", "_sort_order_"))
 _DEEPEST = 12
 
 
@@ -92,11 +95,12 @@ class Describer:
 
     `codes` has the digests of all code that descriptions cover so far, `classes` the names of all classes with their
     bases. `virtual` are the classes that are registered as subclasses of an abstract class, by its name. `called` are
-    functions whose results are compared elsewhere.
+    functions whose results are compared elsewhere. `looked_up` are the names that code looks up.
     """
 
-    def __init__(self, called: Iterable[Any] = ()) -> None:
+    def __init__(self, called: Iterable[Any] = (), looked_up: frozenset[str] = frozenset()) -> None:
         self._called = [*called]
+        self._looked_up = looked_up
         self.codes: set[str] = set()
         self.classes: set[str] = set()
         self.virtual: dict[str, list[str]] = {}
@@ -124,18 +128,23 @@ class Describer:
             self._kept.append(value)
         return text
 
-    def names(self, value: Any, looked_up: frozenset[str]) -> str:
+    def names(self, value: Any) -> str:
         """Return which names an object that tracing passed has, and what it is; empty if guards say it all.
 
-        Of a module, those of `looked_up` count, as others come and go with imports.
+        Of a module, those that code looks up count, as others come and go with imports.
         """
+        looked_up = self._looked_up
+        if isinstance(value, torch.Tensor):
+            return objects.of_tensor(value, looked_up)
         if type(value) in _PLAIN or isinstance(value, _SAID):
             return ""
         if isinstance(value, types.ModuleType):
-            names = {*looked_up} & vars(value).keys()
+            names = {*looked_up, *untraced.ANSWERING} & vars(value).keys()
             if isinstance(value, objects.OPERATOR_NAMESPACE):
                 names = {name for name in names if not isinstance(vars(value)[name], objects.OPERATORS)}
-            return " ".join(sorted(names))
+            kinds = [] if _is_pythons(type(value)) else [self.identity(type(value))]
+            kinds += [self.identity(vars(value)[name]) for name in sorted(names & untraced.ANSWERING)]
+            return " ".join([*kinds, *sorted(names)])
         if isinstance(value, (type, types.FunctionType)):
             return self.identity(value)
         if isinstance(value, types.MethodType):
@@ -180,7 +189,10 @@ class Describer:
             owner = getattr(value, "__objclass__", None) or type(getattr(value, "__self__", None))
             return ("builtin", getattr(value, "__module__", None), value.__qualname__, owner.__qualname__)
         if isinstance(value, enum.Enum):
-            return ("member", self.identity(type(value)), value.name, self._value(value.value))
+            attributes = sorted(
+                (name, self._content(one)) for name, one in vars(value).items() if name not in _OF_ENUMS
+            )
+            return ("member", self.identity(type(value)), value.name, self._content(value.value), attributes)
         if isinstance(value, objects.OPERATORS):
             return ("operator", str(value))
         if isinstance(value, functools.partial):
@@ -199,14 +211,18 @@ class Describer:
             except ValueError:
                 cells.append("empty")
         defaults = (function.__defaults__ or (), sorted((function.__kwdefaults__ or {}).items()))
+        annotations = function.__annotations__ if isinstance(function.__annotations__, dict) else {}
         return (
             "function",
             function.__module__,
             function.__qualname__,
+            function.__name__,
+            self._value(function.__doc__),
             self._code(function.__code__),
             tuple(cells),
-            [self._value(value) for value in defaults[0]],
-            [(name, self._value(value)) for name, value in defaults[1]],
+            [self._content(value) for value in defaults[0]],
+            [(name, self._content(value)) for name, value in defaults[1]],
+            [(name, _annotation(value)) for name, value in annotations.items()],
             [
                 (name, self._value(value))
                 for name, value in sorted(function.__dict__.items())
@@ -222,7 +238,11 @@ class Describer:
                 rows.append((base.__module__, base.__qualname__))
                 continue
             own = sorted((name, value) for name, value in vars(base).items() if name not in _PASSED_OVER)
-            rows.append((base.__module__, base.__qualname__, [(name, self._value(value)) for name, value in own]))
+            # Some releases make no guards on containers that are attributes of a class.
+            texts = [(name, self._content(one) if name in self._looked_up else self._value(one)) for name, one in own]
+            rows.append((base.__module__, base.__qualname__, base.__name__, texts))
+        for function in untraced.depending(cls):
+            raise NoDescriptionError(f"{_name(cls)}, as tracing runs {_name(function)} without guards")
         if not _is_pythons(type(cls)):
             rows.append(self.identity(type(cls)))
         if isinstance(cls, abc.ABCMeta):
@@ -252,6 +272,21 @@ class Describer:
             if isinstance(value, (type, types.FunctionType, types.MethodType)):
                 raise
             return ("object", type(value).__module__, type(value).__qualname__)
+
+    def _content(self, value: Any) -> Any:
+        """As `_value`, with what plain containers hold."""
+        if type(value) not in (list, tuple, set, frozenset) and not isinstance(value, (dict, types.MappingProxyType)):
+            return self._value(value)
+        if any(one is value for one in self._open) or len(self._open) > _DEEPEST:
+            raise NoDescriptionError(f"a container, {_DEEPEST} references deep or in itself")
+        self._open.append(value)
+        try:
+            if isinstance(value, (dict, types.MappingProxyType)):
+                return ("dict", [(self._content(key), self._content(one)) for key, one in value.items()])
+            items = [self._content(one) for one in value]
+            return (type(value).__name__, *(items if isinstance(value, (list, tuple)) else sorted(map(repr, items))))
+        finally:
+            self._open.pop()
 
     def _code(self, code: types.CodeType) -> str:
         digest = code_digest(code)
@@ -303,6 +338,12 @@ def _registered(cls: abc.ABCMeta) -> list[str]:
         subclasses: list[Any] = type.__subclasses__(one)
         left += [*subclasses, *(other for other in registry if other is not None)]
     return sorted(found)
+
+
+def _annotation(value: Any) -> str:
+    if isinstance(value, type) and not isinstance(value, types.GenericAlias):
+        return _class_name(value)
+    return objects.without_addresses(repr(value))
 
 
 def _is_pythons(cls: type) -> bool:

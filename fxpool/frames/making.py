@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from fxpool.frames import byte_code, located
+from fxpool.frames import byte_code, located, untraced
 from fxpool.frames.identity import Describer, NoDescriptionError, code_digest, digests_of, names_of
 from fxpool.frames.record import (
     Fitted,
@@ -29,6 +29,8 @@ from fxpool.frames.record import (
     check_virtual,
     environment,
     fit,
+    has_attribute,
+    listed_names,
     names_there,
     origin,
     origins,
@@ -70,7 +72,8 @@ def make(call: Call, recorder: Recorder, entry_of: Callable[[Callable[..., Any]]
     for row in installed.values():
         if row[0] == "rest":
             row[1] = _dumped(row[1], renamed)
-    heard, describer = tree.Tree(), Describer(function for function, *_ in recorder.results)
+    looked_up = names_of([call.code, *recorder.inlined]) | recorder.keys | {name for _, name in recorder.attributes}
+    heard, describer = tree.Tree(), Describer((function for function, *_ in recorder.results), looked_up)
     try:
         if recorder.listener is not None:
             heard = recorder.listener.tree(describer.identity, renamed)
@@ -81,10 +84,12 @@ def make(call: Call, recorder: Recorder, entry_of: Callable[[Callable[..., Any]]
         tree=heard,
         functions=recorder.functions,
         code=_dumped(recorder.code, renamed),
-        looked_up=sorted(names_of([call.code, *recorder.inlined])),
+        looked_up=sorted(looked_up),
         imports=recorder.imports,
         installed=installed,
         results=_results(recorder),
+        answers=_answers(recorder),
+        listed=_listed(recorder),
     )
     try:
         fitted = fit(record, call, describer)
@@ -98,7 +103,6 @@ def make(call: Call, recorder: Recorder, entry_of: Callable[[Callable[..., Any]]
     number_of = {text: number for number, text in enumerate(record.texts)}
     record.tree_names = [number_of[text] for text in fitted.read.of_tree]
     record.traced = _traced(call, recorder, fitted.describer.codes)
-    looked_up = frozenset(record.looked_up)
     record.scopes = [
         (name, names_there(name, looked_up)) for name in located.modules_of([call.code, *recorder.inlined])
     ]
@@ -157,6 +161,26 @@ def _results(recorder: Recorder) -> list[Result]:
             name = getattr(function, "__qualname__", type(function).__qualname__)
             raise RefusedError("object", f"the result of {name}, which Dynamo takes for a constant")
         found.append(Result(*place, str(text), [*arguments], named))
+    return found
+
+
+def _answers(recorder: Recorder) -> list[tuple[str, str, bool]]:
+    found = []
+    for module, name in dict.fromkeys(recorder.attributes):
+        if name not in vars(module) and untraced.is_answering(module):
+            if sys.modules.get(module.__name__) is not module:
+                raise RefusedError("object", f"an attribute of the module {module.__name__}, which is not imported")
+            found.append((module.__name__, name, has_attribute(module, name)))
+    return found
+
+
+def _listed(recorder: Recorder) -> list[tuple[str, str, str]]:
+    found = []
+    for value in dict.fromkeys(recorder.listed):
+        name = ("", value.__name__) if isinstance(value, types.ModuleType) else (value.__module__, value.__qualname__)
+        if by_name(*name) is not value:
+            raise RefusedError("object", f"the names of {'.'.join(name)}, which is not there under its name")
+        found.append((*name, listed_names(*name)))
     return found
 
 
@@ -226,6 +250,10 @@ def _changes(record: Record, call: Call, fitted: Fitted) -> Iterator[tuple[str, 
         yield "a module's names", process(scopes=[(module, [*there, "'"])]), module
     for result in record.results:
         yield "a result", process(results=[msgspec.structs.replace(result, text=f"{result.text}'")]), result
+    for module, name, answer in record.answers:
+        yield "an answer", process(answers=[(module, name, not answer)]), name
+    for module, name, digest in record.listed:
+        yield "listed names", process(listed=[(module, name, f"{digest}'")]), name
     if record.environment is not None:
         yield "the environment", process(environment=f"{record.environment}'"), "environ"
     if record.devices is not None:
@@ -242,7 +270,8 @@ def _changes(record: Record, call: Call, fitted: Fitted) -> Iterator[tuple[str, 
         one = objects(Read([], [], [text]), tree=tree.Tree([manager]), texts=[f"{text}'"], tree_names=[0])
         yield "an object", one, manager.source
     for check in record.tree.checks:
-        value, of_module = fitted.built.values[check.manager], record.tree.is_of_module(check.manager)
+        value = fitted.built.values[check.manager]
+        of_module = record.tree.is_of_module(check.manager, fitted.built.values)
         for other in tree.flips(check):
             yield "a guard", _repeated(other, value, fitted, of_module), check
 

@@ -34,6 +34,10 @@ def facts(record: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for result in record.get("results", ()):
         arguments = [*map(repr, result["arguments"]), *(f"{name}={value!r}" for name, value in result["named"].items())]
         yield "result", f"{result['module']}.{result['name']}({', '.join(arguments)}) is {result['text']}"
+    for module, name, answer in record.get("answers", ()):
+        yield "attribute", f"{module}.{name}" if answer else f"no {module}.{name}"
+    for module, name, digest in record.get("listed", ()):
+        yield "names", f"{module}.{name}: {digest}" if module else f"{name}: {digest}"
     for name, classes in sorted(record.get("virtual", {}).items()):
         yield "virtual subclasses", f"{name}: {' '.join(classes)}"
     for alias, module in sorted(record["imports"].items()):

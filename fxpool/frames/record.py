@@ -40,7 +40,9 @@ __all__ = [
     "difference",
     "environment",
     "fit",
+    "has_attribute",
     "identity_of",
+    "listed_names",
     "names_there",
     "origin",
     "origins",
@@ -94,7 +96,9 @@ class Record(msgspec.Struct, kw_only=True):
     `environment` is the digest of environment variables (`environment`), and `devices` has the properties of CUDA
     devices, if the code mentions them. `virtual` are the classes that are registered as subclasses of the abstract
     classes among the objects. `results` are those of functions that Dynamo calls while it traces: they are called again
-    to compare. `proof` is the number of facts that were changed in a copy, which then did not fit.
+    to compare. `answers` are (module, attribute, whether there is one) of modules that compute their attributes, and
+    `listed` are (module, class, digest of the names in it), or ("", module, digest), where code calls ``dir()``.
+    `proof` is the number of facts that were changed in a copy, which then did not fit.
     """
 
     guards: Guards
@@ -114,6 +118,8 @@ class Record(msgspec.Struct, kw_only=True):
     devices: list[str] | None = None
     virtual: dict[str, list[str]] = {}
     results: list[Result] = []
+    answers: list[tuple[str, str, bool]] = []
+    listed: list[tuple[str, str, str]] = []
     proof: int = 0
 
 
@@ -147,7 +153,7 @@ def fit(record: Record, call: Call, new: Describer | None = None) -> Fitted:
     check_process(record, call)
     looked_up = frozenset(record.looked_up)
     defined = {f"{prefix}{number}": value for number, row in record.installed.items() for value in _value(row, call)}
-    describer = new or Describer(result.function() for result in record.results)
+    describer = new or Describer((result.function() for result in record.results), looked_up)
     call.names.update(defined)
     try:
         built = build(
@@ -163,9 +169,9 @@ def fit(record: Record, call: Call, new: Describer | None = None) -> Fitted:
         names = [
             (_OURS.sub(r"__fxpool_0_\2", source), text)
             for source, value in sorted(built.objects.items())
-            if (text := describer.names(value, looked_up))
+            if (text := describer.names(value))
         ]
-        of_tree = [describer.names(value, looked_up) for value in built.values[1:]]
+        of_tree = [describer.names(value) for value in built.values[1:]]
     except GuardsDifferError as error:
         raise UnfitError(str(error)) from error
     except NoDescriptionError as error:
@@ -196,6 +202,12 @@ def check_process(record: Record, call: Call) -> None:
     for result in record.results:
         if not result.is_same():
             raise UnfitError(f"{result.module}.{result.name}() returns something else")
+    for module_name, name, answer in record.answers:
+        if has_attribute(sys.modules.get(module_name), name) != answer:
+            raise UnfitError(f"the module {module_name} answers otherwise for {name}")
+    for module_name, name, digest in record.listed:
+        if listed_names(module_name, name) != digest:
+            raise UnfitError(f"there are other names in {name}, which the code lists")
     looked_up = frozenset(record.looked_up)
     if record.environment is not None and record.environment != environment(looked_up):
         raise UnfitError("the environment is another, which the code reads")
@@ -271,10 +283,11 @@ def difference(then: Record, now: Record) -> str | None:
     """
     for name in (
         "imports",
-        "looked_up",
         "traced",
         "scopes",
         "results",
+        "answers",
+        "listed",
         "environment",
         "said",
         "names",
@@ -300,6 +313,23 @@ def names_there(module: str, names: frozenset[str]) -> list[str]:
     """Return which of some names a module has, sorted."""
     found = sys.modules.get(module)
     return sorted(names & vars(found).keys()) if found is not None else []
+
+
+def has_attribute(module: types.ModuleType | None, name: str) -> bool:
+    """Return whether a module has an attribute, which may run its own code as tracing does."""
+    try:
+        return hasattr(module, name)
+    except Exception:  # the program's: Dynamo reports it
+        return False
+
+
+def listed_names(module: str, name: str) -> str:
+    """Return a digest of the names in a class, or in the module `name` if `module` is empty."""
+    try:
+        names = dir(by_name(module, name))
+    except Exception:  # the program's: Dynamo reports it
+        names = []
+    return hashlib.blake2b(repr(names).encode(), digest_size=8).hexdigest()
 
 
 def environment(looked_up: frozenset[str]) -> str:
@@ -332,7 +362,9 @@ def _value(row: list[Any], call: Call) -> list[Any]:
 
 
 def by_name(module: str, name: str) -> Any:
-    """Return the object that a module has under a qualified name, or None."""
+    """Return the object that a module has under a qualified name, or None; the module `name` if `module` is empty."""
+    if not module:
+        return sys.modules.get(name)
     found: Any = sys.modules.get(module)
     for part in name.split("."):
         found = getattr(found, part, None)

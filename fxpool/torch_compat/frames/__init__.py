@@ -2,6 +2,7 @@
 
 converting    the step from a frame to byte code with guards, with a function around it
 recording     collects what Dynamo makes of a frame
+unguarded     hears what Dynamo reads and makes no guard on
 guards        a frame's guards as plain data, and built again on other objects
 tree          most guards as the calls that make them, and these calls repeated
 listening     hears those calls while Dynamo makes the guards

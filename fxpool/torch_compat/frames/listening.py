@@ -197,7 +197,7 @@ class Listener:
             return kind, describe(value if kind == "object" else type(value))
         if method == TENSOR:
             others = [_other_argument(one, value) for one in arguments[texts + 2 :]]
-            facts = tensor_facts(value, describe, of_module=tree.is_of_module(number))
+            facts = tensor_facts(value, describe, of_module=tree.is_of_module(number, self._values))
             return "tensor", [*map(write, arguments[1:texts]), others, facts]
         return "plain", [write(one) for one in arguments[:texts]]
 

@@ -6,7 +6,16 @@ import re
 
 import torch
 
-__all__ = ["CONSTANT_RESULT", "MODULE_TABLES", "OPERATORS", "OPERATOR_NAMESPACE", "WRAPPER_ADDRESS", "stable_name"]
+__all__ = [
+    "CONSTANT_RESULT",
+    "MODULE_TABLES",
+    "OPERATORS",
+    "OPERATOR_NAMESPACE",
+    "WRAPPER_ADDRESS",
+    "of_tensor",
+    "stable_name",
+    "without_addresses",
+]
 
 #: The types of operators, which their text names.
 OPERATORS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket, torch._ops.HigherOrderOperator)
@@ -20,6 +29,39 @@ WRAPPER_ADDRESS = "_torchdynamo_wrapper_id"
 MODULE_TABLES = ("_parameters", "_buffers", "_modules")
 # Attributes under which FSDP and its like keep their state: torch makes a random name for them in each process.
 _COMPOSABLE = re.compile(r"(__composable_api_\w+_key)_[0-9a-f-]{36}")
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+# Attributes of tensors that Dynamo reads for code, and makes no guard on.
+_UNGUARDED = (
+    "_backward_hooks",
+    "_base",
+    "_post_accumulate_grad_hooks",
+    "grad_fn",
+    "is_leaf",
+    "names",
+    "output_nr",
+    "retains_grad",
+)
+_STORAGE = frozenset(("untyped_storage", "storage", "_typed_storage"))
+# Attributes under which Dynamo keeps what it decided about a tensor.
+_OF_DYNAMO = "_dynamo_"
+
+
+def without_addresses(text: str) -> str:
+    """Return the text of an object without addresses, which differ between processes."""
+    return _ADDRESS.sub("", text)
+
+
+def of_tensor(tensor: torch.Tensor, looked_up: frozenset[str]) -> str:
+    """Return what Dynamo makes no guard on: names of a tensor's attributes, and those of torch's that code looks up."""
+    found = sorted(stable_name(name) for name in vars(tensor) if not name.startswith(_OF_DYNAMO))
+    for name in _UNGUARDED:
+        if name in looked_up:
+            value = getattr(tensor, name, None)
+            text = repr(value) if isinstance(value, (bool, int, tuple, type(None))) else type(value).__name__
+            found.append(f"{name}={text}")
+    if not looked_up.isdisjoint(_STORAGE) and tensor.layout == torch.strided:
+        found.append(f"nbytes={tensor.untyped_storage().nbytes()}")
+    return " ".join(found)
 
 
 def stable_name(name: str) -> str:

@@ -15,6 +15,7 @@ from torch._dynamo import config, convert_frame
 from torch._dynamo import guards as torchs
 from torch._dynamo.variables import functions, nn_module
 
+from fxpool.torch_compat.frames import unguarded
 from fxpool.torch_compat.frames.guards import Guards, NoGuardsError, read, remembering
 from fxpool.torch_compat.frames.listening import Listener
 from fxpool.torch_compat.patching import patched
@@ -31,6 +32,8 @@ class Recorder:
     `listener` has heard most of the guards, `guards` are the others, and
     `functions` those that Dynamo wrote for some of them (`guards.remembering`).
     `results` are (function, arguments, named ones, result) of calls that Dynamo made and takes for constants.
+    `attributes` are (module, name) of lookups of a module's attributes, and `keys` the texts that were looked up in
+    dictionaries: code may compute these names. `listed` are modules and classes whose names code listed with ``dir()``.
     `refusal` says why the frame can't be kept, as a reason and a text.
     """
 
@@ -45,6 +48,9 @@ class Recorder:
         self.resumed: dict[str, types.CodeType] = {}
         self.installed: frozenset[str] = frozenset()
         self.results: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], Any]] = []
+        self.attributes: list[tuple[types.ModuleType, str]] = []
+        self.keys: set[str] = set()
+        self.listed: list[types.ModuleType | type] = []
         self.refusal: tuple[str, str] | None = None
 
     def calling(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -127,5 +133,6 @@ def recording(recorder: Recorder) -> Iterator[None]:
         patched(functions, "invoke_and_store_as_constant", call_for_constant),
         patched(nn_module, "invoke_and_store_as_constant", call_for_constant),
         remembering(recorder.functions),
+        unguarded.heard(recorder),
     ):
         yield

@@ -102,10 +102,11 @@ class Tree(msgspec.Struct):
         """The source of a manager's object."""
         return self.managers[number - 1].source if number else ""
 
-    def is_of_module(self, number: int) -> bool:
-        """Return whether a manager's object is a parameter or buffer of a module."""
-        begin = self.managers[number - 1].begin
-        return begin > 0 and self.managers[begin - 1].key in ("_parameters", "_buffers")
+    def is_of_module(self, number: int, values: Sequence[Any]) -> bool:
+        """Return whether a manager's object is on the way from a module; `values` are the managers' objects."""
+        while number and not isinstance(values[number], torch.nn.Module):
+            number = self.managers[number - 1].begin
+        return number > 0
 
     def varying(self, values: Sequence[Any]) -> set[str]:
         """The sources of tensors that are not parameters; `values` are the managers' objects."""
@@ -177,7 +178,7 @@ STEPS: dict[str, tuple[str, Callable[[Any, Any], Any]]] = {
 OTHER_EXAMPLES = frozenset(("get_generic_dict_manager", "type_dict_manager", "get_key_manager"))
 # Checks of a tensor's marks, which are among its facts.
 _MARKS = ("add_dimension_marking_guard", "add_dynamic_indices_guard")
-# Dynamo marks parameters and buffers with this while it traces.
+# Dynamo marks parameters and the tensors of modules with this while it traces.
 _MARKED_BY_DYNAMO = ["_dynamo_static_input_type", repr("unguarded")]
 #: Checks whose arguments before the texts are plain data, and whether a value passes.
 PLAIN: dict[str, Callable[..., bool]] = {
@@ -269,7 +270,7 @@ def grow(
     except Exception as error:  # looking an object up in other objects may raise anything
         raise TreeDiffersError(f"{source}: {type(error).__name__}: {error}") from error
     for check in tree.checks:
-        of_module = check.kind == "tensor" and tree.is_of_module(check.manager)
+        of_module = check.kind == "tensor" and tree.is_of_module(check.manager, values)
         repeat(check, managers[check.manager], values[check.manager], describe, keep_watch, of_module=of_module)
     return Grown(managers, values)
 

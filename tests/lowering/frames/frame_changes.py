@@ -25,7 +25,8 @@ from typing import Any
 
 import msgspec
 import torch
-from frame_kinds import KINDS, Kind, Together
+from frame_kinds import KINDS
+from frame_programs import Kind, Together
 
 from fxpool.frames import making, record, serving
 from fxpool.torch_compat.frames import converting

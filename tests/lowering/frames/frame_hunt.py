@@ -18,7 +18,8 @@ from typing import Any
 
 import msgspec
 from frame_changes import reported, warm_up
-from frame_kinds import KINDS, Together
+from frame_kinds import KINDS
+from frame_programs import Together
 
 from fxpool.frames.record import Record
 

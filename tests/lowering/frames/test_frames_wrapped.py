@@ -10,7 +10,7 @@ from typing import Any
 import frame_changes
 import pytest
 import ranks
-from frame_kinds import Kind
+from frame_programs import Kind
 from frame_runs import run
 
 # ---------------------------------------------------------------- ranks

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from frame_changes import in_child, is_same, outcome, program, warm_up
 from frame_hunt import case
-from frame_kinds import Together
+from frame_programs import Together
 from torch._dynamo.package import DynamoCache
 from torch._dynamo.precompile_context import BackendCacheArtifact, PrecompileContext
 

@@ -1,0 +1,86 @@
+"""Code of programs that Dynamo runs while it traces, instead of tracing it: what that code reads has no guards.
+
+Such code is let be if its names say that its result depends on nothing else.
+"""
+
+from __future__ import annotations
+
+import builtins
+import dis
+import enum
+import functools
+import sys
+import types
+from collections.abc import Iterator
+from typing import Any
+
+__all__ = ["ANSWERING", "depending", "is_answering"]
+
+#: A module with one of these names may have attributes that are not in its namespace.
+ANSWERING = frozenset(("__getattr__",))
+_LIBRARIES = frozenset((*sys.stdlib_module_names, "torch"))
+# Special methods of metaclasses that run when a class is made, that Dynamo traces, or whose answers are compared.
+_SEEN = frozenset(
+    (
+        "__new__", "__init__", "__prepare__", "__init_subclass__", "__call__", "__setattr__", "__delattr__",
+        "__getattr__", "__dir__", "__repr__", "__str__", "__doc__",
+    )
+)  # fmt: skip
+
+
+def is_answering(module: types.ModuleType) -> bool:
+    """Return whether a module may have attributes that are not in its namespace."""
+    return type(module) is not types.ModuleType or not ANSWERING.isdisjoint(vars(module))
+
+
+def depending(cls: type) -> Iterator[types.FunctionType]:
+    """Yield the functions that Dynamo runs for a class or its objects, and whose results depend on more."""
+    return (function for function, attributes in _run(cls) if not _is_simple(function, attributes=attributes))
+
+
+def _run(cls: type) -> Iterator[tuple[types.FunctionType, bool]]:
+    """Yield the program's functions that Dynamo runs, and does not trace, to do something with a class or its objects.
+
+    These are special methods of its metaclass, ``__subclasshook__``, a property ``__class__``, and properties of
+    enumerations; with each, whether it may read attributes.
+    """
+    metaclass: Any = type(cls)
+    for base in metaclass.__mro__:
+        if not _is_librarys(base):
+            for name, value in vars(base).items():
+                if name.startswith("__") and name not in _SEEN and isinstance(value, types.FunctionType):
+                    yield value, False
+    for base in cls.__mro__:
+        if not _is_librarys(base):
+            hook, own_class = vars(base).get("__subclasshook__"), vars(base).get("__class__")
+            for value in (getattr(hook, "__func__", hook), getattr(own_class, "fget", None)):
+                if isinstance(value, types.FunctionType) and not _is_librarys(value):
+                    yield value, False
+    if issubclass(cls, enum.Enum):
+        for value in vars(cls).values():
+            getter = getattr(value, "fget", None)
+            if isinstance(getter, types.FunctionType) and not _is_librarys(getter):
+                yield getter, True
+
+
+def _is_simple(function: types.FunctionType, *, attributes: bool) -> bool:
+    """Return whether a function's result depends on its code and arguments alone, as far as names tell.
+
+    With `attributes` it may read those of any name.
+    """
+    code = function.__code__
+    if not {*code.co_freevars} <= {"__class__"}:
+        return False
+    names = _globals_of(code) if attributes else {*code.co_names}
+    special = {name for name in names if name.startswith("__") and name.endswith("__")}
+    return not any(name in function.__globals__ or not hasattr(builtins, name) for name in names - special)
+
+
+@functools.lru_cache(maxsize=4096)
+def _globals_of(code: types.CodeType) -> frozenset[str]:
+    return frozenset(one.argval for one in dis.get_instructions(code) if one.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
+
+
+def _is_librarys(value: Any) -> bool:
+    """Return whether a class or function is of torch or Python's library."""
+    return str(value.__module__).partition(".")[0] in _LIBRARIES
