@@ -72,7 +72,9 @@ def make(call: Call, recorder: Recorder, entry_of: Callable[[Callable[..., Any]]
     for row in installed.values():
         if row[0] == "rest":
             row[1] = _dumped(row[1], renamed)
-    looked_up = names_of([call.code, *recorder.inlined]) | recorder.keys | {name for _, name in recorder.attributes}
+    mentioned = names_of([call.code, *recorder.inlined])
+    computed = (recorder.keys | {name for _, name in recorder.attributes}) - mentioned
+    looked_up = mentioned | computed
     heard, describer = tree.Tree(), Describer((function for function, *_ in recorder.results), looked_up)
     try:
         if recorder.listener is not None:
@@ -84,7 +86,8 @@ def make(call: Call, recorder: Recorder, entry_of: Callable[[Callable[..., Any]]
         tree=heard,
         functions=recorder.functions,
         code=_dumped(recorder.code, renamed),
-        looked_up=sorted(looked_up),
+        mentioned=sorted(mentioned),
+        computed=sorted(computed),
         imports=recorder.imports,
         installed=installed,
         results=_results(recorder),
@@ -104,7 +107,7 @@ def make(call: Call, recorder: Recorder, entry_of: Callable[[Callable[..., Any]]
     record.tree_names = [number_of[text] for text in fitted.read.of_tree]
     record.traced = _traced(call, recorder, fitted.describer.codes)
     record.scopes = [
-        (name, names_there(name, looked_up)) for name in located.modules_of([call.code, *recorder.inlined])
+        (name, names_there(name, mentioned)) for name in located.modules_of([call.code, *recorder.inlined])
     ]
     if looked_up & _ENVIRONMENT:
         record.environment = environment(looked_up)
@@ -234,7 +237,7 @@ def prove(record: Record, call: Call, fitted: Fitted) -> int:
 
 def _changes(record: Record, call: Call, fitted: Fitted) -> Iterator[tuple[str, Callable[[], object], Any]]:
     """Yield the name of a fact, a comparison with a copy in which it is changed, and the fact."""
-    only = Record(guards=record.guards, tree=tree.Tree(), code=record.code, looked_up=record.looked_up)
+    only = Record(guards=record.guards, tree=tree.Tree(), code=record.code, mentioned=record.mentioned)
 
     def process(**facts: Any) -> Callable[[], None]:
         return lambda: check_process(msgspec.structs.replace(only, **facts), call)

@@ -92,10 +92,11 @@ class Record(msgspec.Struct, kw_only=True):
     number: ``["graph", key, name, devices]`` is an entry of the cache, ``["rest", code]`` a function for the rest
     after a graph break, ``["builtins"]``, ``["module", name]`` and ``["named", module, name]`` what they say. `traced`
     is code that no description covers: (module, name, wrappers, digest). `scopes` are the modules of all traced code,
-    each with the names that it has of those that the code mentions: a global that appears hides a builtin.
-    `environment` is the digest of environment variables (`environment`), and `devices` has the properties of CUDA
-    devices, if the code mentions them. `virtual` are the classes that are registered as subclasses of the abstract
-    classes among the objects. `results` are those of functions that Dynamo calls while it traces: they are called again
+    each with the names that it has of those `mentioned` in the code: a global that appears hides a builtin. `computed`
+    are names that code looks up and does not mention. `environment` is the digest of environment variables
+    (`environment`), and `devices` has the properties of CUDA devices, if the code mentions them. `virtual` are the
+    classes that are registered as subclasses of the abstract classes among the objects. `results` are those of
+    functions that Dynamo calls while it traces: they are called again
     to compare. `answers` are (module, attribute, whether there is one) of modules that compute their attributes, and
     `listed` are (module, class, digest of the names in it), or ("", module, digest), where code calls ``dir()``.
     `proof` is the number of facts that were changed in a copy, which then did not fit.
@@ -109,7 +110,8 @@ class Record(msgspec.Struct, kw_only=True):
     names: list[tuple[str, str]] = []
     texts: list[str] = []
     tree_names: list[int] = []
-    looked_up: list[str] = []
+    mentioned: list[str] = []
+    computed: list[str] = []
     imports: dict[str, str] = {}
     installed: dict[int, list[Any]] = {}
     traced: list[tuple[str, str, int, str]] = []
@@ -151,7 +153,7 @@ def fit(record: Record, call: Call, new: Describer | None = None) -> Fitted:
     prefix = f"__fxpool_{next(_numbers)}_"
     ours = {f"__fxpool_0_{number}": f"{prefix}{number}" for number in record.installed}
     check_process(record, call)
-    looked_up = frozenset(record.looked_up)
+    looked_up = frozenset((*record.mentioned, *record.computed))
     defined = {f"{prefix}{number}": value for number, row in record.installed.items() for value in _value(row, call)}
     describer = new or Describer((result.function() for result in record.results), looked_up)
     call.names.update(defined)
@@ -208,13 +210,14 @@ def check_process(record: Record, call: Call) -> None:
     for module_name, name, digest in record.listed:
         if listed_names(module_name, name) != digest:
             raise UnfitError(f"there are other names in {name}, which the code lists")
-    looked_up = frozenset(record.looked_up)
+    mentioned = frozenset(record.mentioned)
+    looked_up = mentioned | frozenset(record.computed)
     if record.environment is not None and record.environment != environment(looked_up):
         raise UnfitError("the environment is another, which the code reads")
     if record.devices is not None and record.devices != folded.devices():
         raise UnfitError("CUDA has other devices, which the code asks for")
     for name, there in record.scopes:
-        if names_there(name, looked_up) != there:
+        if names_there(name, mentioned) != there:
             raise UnfitError(f"the module {name} has other names")
 
 

@@ -76,7 +76,7 @@ class Writer:
             return ["float", value.hex()]
         if cls is complex:
             return ["complex", value.real.hex(), value.imag.hex()]
-        if cls in (tuple, list):
+        if cls in (tuple, list, torch.Size):
             return [cls.__name__, *map(self.write, value)]
         if cls in (set, frozenset):
             return [cls.__name__, *sorted(map(self.write, value), key=repr)]
@@ -166,6 +166,7 @@ class Reader:
 _MAKERS: dict[str, Any] = {
     "float": float.fromhex,
     "complex": lambda real, imag: complex(float.fromhex(real), float.fromhex(imag)),
+    "Size": lambda *parts: torch.Size(parts),
     "tuple": lambda *parts: parts,
     "list": lambda *parts: list(parts),
     "set": lambda *parts: set(parts),
