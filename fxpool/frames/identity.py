@@ -18,7 +18,7 @@ import functools
 import hashlib
 import sys
 import types
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from typing import Any
 
 import torch
@@ -95,12 +95,21 @@ class Describer:
 
     `codes` has the digests of all code that descriptions cover so far, `classes` the names of all classes with their
     bases. `virtual` are the classes that are registered as subclasses of an abstract class, by its name. `called` are
-    functions whose results are compared elsewhere. `looked_up` are the names that code looks up.
+    functions whose results are compared elsewhere. `looked_up` are the names that code looks up. Those `added` to
+    `scope`, the namespace of the frame's module, are Dynamo's and are passed over.
     """
 
-    def __init__(self, called: Iterable[Any] = (), looked_up: frozenset[str] = frozenset()) -> None:
+    def __init__(
+        self,
+        called: Iterable[Any] = (),
+        looked_up: frozenset[str] = frozenset(),
+        scope: dict[str, Any] | None = None,
+        added: frozenset[str] = frozenset(),
+    ) -> None:
         self._called = [*called]
         self._looked_up = looked_up
+        self._scope = scope
+        self._added = added
         self.codes: set[str] = set()
         self.classes: set[str] = set()
         self.virtual: dict[str, list[str]] = {}
@@ -139,7 +148,7 @@ class Describer:
         if type(value) in _PLAIN or isinstance(value, _SAID):
             return ""
         if isinstance(value, types.ModuleType):
-            names = {*looked_up, *untraced.ANSWERING} & vars(value).keys()
+            names = {*looked_up, *untraced.ANSWERING} & self._keys_of(vars(value))
             if isinstance(value, objects.OPERATOR_NAMESPACE):
                 names = {name for name in names if not isinstance(vars(value)[name], objects.OPERATORS)}
             kinds = [] if _is_pythons(type(value)) else [self.identity(type(value))]
@@ -153,9 +162,13 @@ class Describer:
         if _is_empty(value):
             found.append("(empty)")  # Dynamo reads this of dictionaries of hooks, and makes no guard
         if isinstance(value, dict):  # Dynamo makes no guard on a key that it looked for in vain
-            found.append(_keys(value, looked_up))
+            found.append(_keys(value, self._keys_of(value), looked_up))
         found += self._attribute_names(value)
         return " ".join(found)
+
+    def _keys_of(self, value: dict[Any, Any]) -> Set[Any]:
+        keys = dict.keys(value)
+        return keys - self._added if value is self._scope else keys
 
     @staticmethod
     def _attribute_names(value: Any) -> list[str]:
@@ -300,9 +313,8 @@ def _is_empty(value: Any) -> bool:
     return any(isinstance(value, cls) and not cls.__len__(value) for cls in _SIZED)
 
 
-def _keys(value: dict[Any, Any], looked_up: frozenset[str]) -> str:
-    """Return a digest of a dictionary's keys. Of the names in a module, and of modules, those of `looked_up` count."""
-    keys = [*dict.keys(value)]
+def _keys(value: dict[Any, Any], keys: Set[Any], looked_up: frozenset[str]) -> str:
+    """Return a digest of keys of a dictionary. Of the names in a module, and of modules, those of `looked_up` count."""
     name = dict.get(value, "__name__")
     module = sys.modules.get(name) if isinstance(name, str) else None
     is_of_module = module is not None and getattr(module, "__dict__", None) is value

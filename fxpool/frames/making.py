@@ -75,7 +75,9 @@ def make(call: Call, recorder: Recorder, entry_of: Callable[[Callable[..., Any]]
     mentioned = names_of([call.code, *recorder.inlined])
     computed = (recorder.keys | {name for _, name in recorder.attributes}) - mentioned
     looked_up = mentioned | computed
-    heard, describer = tree.Tree(), Describer((function for function, *_ in recorder.results), looked_up)
+    added = frozenset(call.names) - recorder.before
+    describer = Describer((function for function, *_ in recorder.results), looked_up, call.names, added)
+    heard = tree.Tree()
     try:
         if recorder.listener is not None:
             heard = recorder.listener.tree(describer.identity, renamed)
@@ -106,9 +108,9 @@ def make(call: Call, recorder: Recorder, entry_of: Callable[[Callable[..., Any]]
     number_of = {text: number for number, text in enumerate(record.texts)}
     record.tree_names = [number_of[text] for text in fitted.read.of_tree]
     record.traced = _traced(call, recorder, fitted.describer.codes)
-    record.scopes = [
-        (name, names_there(name, mentioned)) for name in located.modules_of([call.code, *recorder.inlined])
-    ]
+    for name in located.modules_of([call.code, *recorder.inlined]):
+        is_own = getattr(sys.modules.get(name), "__dict__", None) is call.names
+        record.scopes.append((name, names_there(name, mentioned - added if is_own else mentioned)))
     if looked_up & _ENVIRONMENT:
         record.environment = environment(looked_up)
     if looked_up & folded.OF_DEVICES:

@@ -217,8 +217,9 @@ def check_process(record: Record, call: Call) -> None:
     if record.devices is not None and record.devices != folded.devices():
         raise UnfitError("CUDA has other devices, which the code asks for")
     for name, there in record.scopes:
-        if names_there(name, mentioned) != there:
-            raise UnfitError(f"the module {name} has other names")
+        if (now := names_there(name, mentioned)) != there:
+            different = {*now} ^ {*there}
+            raise UnfitError(f"the module {name} has {min(different)} now, or had it")
 
 
 def plain_text(value: Any) -> str | None:

@@ -61,13 +61,16 @@ def surround(around: Around) -> None:
         def compile_frame(*args: Any, **kwargs: Any) -> Any:
             bound = parameters.bind(*args, **kwargs).arguments
 
+            call = _call(bound)
+
             def trace(recorder: Recorder | None) -> Any:
                 if recorder is None:
                     return _original(*args, **kwargs)
+                recorder.before = frozenset(call.names)
                 with recording(recorder):
                     return _original(*args, **{**kwargs, "package": recorder})
 
-            return around(_call(bound), trace)
+            return around(call, trace)
 
         convert_frame._compile = compile_frame
 
