@@ -89,7 +89,7 @@ O = C()
 O.S = {value}
 def g(): pass
 g.R = {value}
-helpers.R = {value}
+{of_file}
 class E(enum.Enum):
     A = 1
 E.A.R = {value}
@@ -123,6 +123,7 @@ def _held(value: str, read: str, change: str, position: str) -> Kind:
         of_module=read_of("self.R"),
         of_self=read_of("self.S"),
         own=read_of("R"),
+        of_file=f"helpers.R = {value}" if position == "file's attribute" else "",  # programs of one process share it
     )
     body = f"return {_CALLS.get(position, f'x * {read_of(place)}')}"
     if position == "default" and change.startswith("VALUE = "):
