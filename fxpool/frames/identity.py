@@ -51,7 +51,7 @@ _PASSED_OVER = frozenset(
         "__weakref__", "_abc_impl",
     )
 )  # fmt: skip
-# What Python keeps in a member of an enumeration.
+# Attributes that Python gives to a member of an enumeration.
 _OF_ENUMS = frozenset(("_value_", "_name_", "__objclass__", "_sort_order_"))
 _DEEPEST = 12
 

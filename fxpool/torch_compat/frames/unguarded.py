@@ -21,7 +21,7 @@ __all__ = ["Heard", "heard"]
 _OF_MODULES = ("call_obj_hasattr", "var_getattr", "tp_getattro_impl")
 # Python's functions that Dynamo calls on a program's objects.
 _READERS = (dir, str, repr, format)
-# Functions whose results Dynamo takes for constants, though they depend on what is installed.
+# Functions whose results Dynamo takes for constants, though they depend on installed packages.
 _ABOUT_PACKAGES = (importlib.util.find_spec, importlib.metadata.version)
 
 
