@@ -72,6 +72,9 @@ class Settings:
     """`read-write`, or `read-only`: nothing is uploaded."""
     remote_timeout: float
     """Seconds that one lookup in the remote cache may take. A remote that fails is left alone for a while."""
+    remote_wait: float | None
+    """Seconds to wait for a graph that another machine is compiling for the remote cache, before compiling it here, too.
+    None (`auto`): as long as the longest of this process's last compiles. 0: do not wait."""
     pool: str
     """`host`: one server and its workers for all processes of this user and environment. `embedded`: a server that
     lives and dies with this process. `off`: everything compiles in this process."""
@@ -146,6 +149,7 @@ _TABLE: dict[str, _Row] = {
     "remote_key_file": _Row(setting_values.as_path, lambda: None),
     "remote_use": _Row(setting_values.as_remote_use, lambda: "read-write"),
     "remote_timeout": _Row(setting_values.as_seconds, lambda: 1.0),
+    "remote_wait": _Row(setting_values.as_wait, lambda: None),
     "pool": _Row(setting_values.as_pool, lambda: "host"),
     "workers": _Row(setting_values.as_workers, lambda: None),
     "strict": _Row(setting_values.as_bool, lambda: False),
@@ -280,6 +284,7 @@ def configure(
     remote_key_file: _Path = _UNSET,
     remote_use: str | None = _UNSET,
     remote_timeout: _Seconds = _UNSET,
+    remote_wait: _Seconds = _UNSET,
     pool: str | None = _UNSET,
     workers: _Number = _UNSET,
     strict: _Switch = _UNSET,

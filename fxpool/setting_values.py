@@ -41,6 +41,7 @@ __all__ = [
     "as_seconds_or_none",
     "as_stages",
     "as_users",
+    "as_wait",
     "as_workers",
     "without_secrets",
 ]  # fmt: skip
@@ -245,6 +246,16 @@ def as_progress(value: object) -> str:
 def as_seconds_or_none(value: object) -> float:
     """Parse seconds; 0 is allowed."""
     return 0.0 if str(value).strip() in ("0", "0.0", "0s") else as_seconds(value)
+
+
+def as_wait(value: object) -> float | None:
+    """Parse seconds, 0, or `auto`."""
+    if isinstance(value, str) and value.strip().lower() == "auto":
+        return None
+    try:
+        return as_seconds_or_none(value)
+    except BadValue as bad:
+        raise BadValue(f"{bad}, 0, or auto") from None
 
 
 def as_limit(value: object) -> int | None:

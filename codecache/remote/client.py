@@ -53,5 +53,17 @@ class Client(Protocol):
     def add(self, index: str, name: str, deadline: Deadline) -> None:
         """Add a name to an index, after its value is there."""
 
+    def lease(self, name: str, token: str, seconds: float, deadline: Deadline) -> bool:
+        """Take a lease that lapses after `seconds` without renewal, unless another holds it; return whether taken."""
+
+    def is_leased(self, name: str, seconds: float, deadline: Deadline) -> bool:
+        """Return whether a lease of `seconds` is held. A client may have to see it for so long to know that it lapsed."""
+
+    def renew(self, name: str, token: str, seconds: float, deadline: Deadline) -> bool:
+        """Prolong the lease with this token; return False if it is lost."""
+
+    def release(self, name: str, token: str, deadline: Deadline) -> bool:
+        """End the lease with this token; return False if it was lost before."""
+
     def close(self) -> None:
         """Drop all connections, also of a call that another thread is in. Never raises."""

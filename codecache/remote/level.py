@@ -20,6 +20,7 @@ from fxpool.codecache.bundle.authentication import Keyring
 from fxpool.codecache.remote import values
 from fxpool.codecache.remote.breaker import Breaker
 from fxpool.codecache.remote.client import Client, Deadline, RemoteError
+from fxpool.codecache.remote.leases import Leases
 from fxpool.codecache.remote.uploads import Uploads
 from fxpool.codecache.store.blobs import BlobRef
 from fxpool.codecache.store.entry import Entry, OtherVersionError, decode_entry, is_hex_digest
@@ -69,6 +70,10 @@ class RemoteLevel:
         self._breaker = Breaker(delay)
         self._idle: list[Client] = [connect(delay)]  # imports it, for which no remote is to blame
         self._useless: set[str] = set()
+        # Before the uploads, which are closed first when the process ends.
+        self.leases = Leases(
+            connect, self._breaker, self._lock, lambda keys: self.uploads.has_any_of(keys), delay, clock
+        )
         self.uploads = Uploads(connect, keyring, self._breaker, self._lock, self._useless, delay, clock)
         self.read_only = read_only
 
@@ -80,11 +85,17 @@ class RemoteLevel:
     # ---------------------------------------------------------------- looking
 
     def find(
-        self, keys: Sequence[str], fits: Callable[[Entry], bool], skipped: Collection[tuple[str, str]] = ()
+        self,
+        keys: Sequence[str],
+        fits: Callable[[Entry], bool],
+        skipped: Collection[tuple[str, str]] = (),
+        *,
+        again: bool = False,
     ) -> Found | None:
         """Return the first entry under one of `keys` for which `fits` holds; None is a miss.
 
-        `fits` is called in another thread. `skipped` are (key, name) of entries known not to fit.
+        `fits` is called in another thread. `skipped` are (key, name) of entries known not to fit. With `again`, the
+        graph was looked up before, and counts as no other miss.
         """
         with self._lock:
             allowance = self._breaker.allowance()
@@ -101,10 +112,12 @@ class RemoteLevel:
             in_time = look.over.wait(allowance)
         look.given_up = True  # its thread ends by itself, as all that it waits for has the same deadline
         found, error = (look.found, look.error) if in_time else (None, RemoteError("timeout"))
-        self._settle(found, error, look, self._clock() - begun)
+        self._settle(found, error, look, self._clock() - begun, again)
         return found
 
-    def _settle(self, found: Found | None, error: BaseException | None, look: _Look, seconds: float) -> None:
+    def _settle(
+        self, found: Found | None, error: BaseException | None, look: _Look, seconds: float, again: bool
+    ) -> None:
         counters.add_remote_seconds(seconds)
         now = self._clock()
         with self._lock:
@@ -123,7 +136,7 @@ class RemoteLevel:
         reason = error.reason if isinstance(error, RemoteError) else type(error).__name__
         if error is not None:
             counters.count("remote", f"error:{reason}")
-        else:
+        elif found is not None or not again:
             counters.count("remote", "hits" if found is not None else "misses")
         if not asked:
             counters.count("remote", "left_alone")
@@ -152,6 +165,7 @@ class RemoteLevel:
     def close(self) -> None:
         """Drop the connections. Uploads that are under way end; those that are left are marked for the next process."""
         self.uploads.close()
+        self.leases.close()
         with self._lock:
             idle, self._idle = self._idle, []
         for client in idle:

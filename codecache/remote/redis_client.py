@@ -21,6 +21,11 @@ __all__ = ["RedisClient"]
 _FRAME = 1024
 # Bytes of a name in an index, at most.
 _NAME = 256
+# Bytes of a lease's token, at most.
+_TOKEN = 64
+# A holder whose lease has lapsed must not renew or end that of the next holder.
+_RENEW = "return redis.call('GET', KEYS[1]) == ARGV[1] and redis.call('PEXPIRE', KEYS[1], ARGV[2]) or 0"
+_RELEASE = "return redis.call('GET', KEYS[1]) == ARGV[1] and redis.call('DEL', KEYS[1]) or 0"
 
 
 class _Limits:
@@ -135,6 +140,18 @@ class RedisClient:
     def add(self, index: str, name: str, deadline: Deadline) -> None:
         self._call(deadline, _FRAME, "SADD", index, name)
 
+    def lease(self, name: str, token: str, seconds: float, deadline: Deadline) -> bool:
+        return self._call(deadline, _FRAME, "SET", name, token, "NX", "PX", _milliseconds(seconds)) is not None
+
+    def is_leased(self, name: str, seconds: float, deadline: Deadline) -> bool:
+        return self.get(name, _TOKEN, deadline) is not None
+
+    def renew(self, name: str, token: str, seconds: float, deadline: Deadline) -> bool:
+        return self._call(deadline, _FRAME, "EVAL", _RENEW, 1, name, token, _milliseconds(seconds)) == 1
+
+    def release(self, name: str, token: str, deadline: Deadline) -> bool:
+        return self._call(deadline, _FRAME, "EVAL", _RELEASE, 1, name, token) == 1
+
     def close(self) -> None:
         try:
             if self._pid == os.getpid():  # a child's copies of sockets are its parent's
@@ -167,6 +184,10 @@ class RedisClient:
         except Exception as error:  # an answer may make the parser raise anything
             self.close()
             raise RemoteError("answer", f"{type(error).__name__}: {_short(error)}") from error
+
+
+def _milliseconds(seconds: float) -> int:
+    return max(1, round(1000 * seconds))
 
 
 def _short(error: BaseException) -> str:

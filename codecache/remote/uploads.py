@@ -18,7 +18,7 @@ import os
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from fxpool import counters, forks, notices
@@ -94,6 +94,11 @@ class Uploads:
                 self._idle.clear()
                 return
         self._postpone([item])
+
+    def has_any_of(self, keys: Collection[str]) -> bool:
+        """Return whether an entry under one of `keys` waits."""
+        with self._lock:
+            return any(key in keys for _, key, _ in self._waiting)
 
     def wake(self) -> None:
         """See to the thread: there is something to upload, or a probe may be due."""

@@ -3,6 +3,7 @@
     fxpool/<format>/entry/<key>                   index: digests of the guards of the entries under the key
     fxpool/<format>/entry/<key>/<guards digest>   an entry, as `entry.encode_entry` makes it
     fxpool/<format>/blob/<digest>-<size>          a blob
+    fxpool/<format>/lease/<key>                   the token of the process that compiles a graph (`leases`), not sealed
 
 A value is sealed under its full name (`authentication.Keyring`), so that a value stored under another name is refused.
 The sealed data is one byte for the packing (0 none, 1 zstandard) and the content. An index is a set of names and is not
@@ -28,6 +29,7 @@ __all__ = [
     "blob_name",
     "entry_index",
     "entry_name",
+    "lease_name",
     "pack",
     "sealed_bytes",
     "unpack",
@@ -56,6 +58,11 @@ def entry_name(key: str, guards: str) -> str:
 def blob_name(ref: BlobRef) -> str:
     """Return the name of a blob."""
     return f"{NAMESPACE}/blob/{ref.name}"
+
+
+def lease_name(key: str) -> str:
+    """Return the name of the lease on a key."""
+    return f"{NAMESPACE}/lease/{key}"
 
 
 def sealed_bytes(content: int) -> int:

@@ -96,6 +96,7 @@ class Stats(Counts):
     borrowed: dict[str, int]
     remote: dict[str, int]
     remote_seconds: float
+    leases: dict[str, int]
     regions: dict[str, int]
     frames: dict[str, int]
     graphs: list[GraphRecord]

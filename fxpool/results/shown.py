@@ -46,6 +46,8 @@ class ShownStats(dict[str, Any]):
         rows |= {_words(name): _ranked(self[name]) for name in _TABLES if self[name]}
         if any(remote.values()):
             rows["remote cache"] = f"{_ranked(remote)}; {self['remote_seconds']:.1f} s waited for"
+        if any(self["leases"].values()):
+            rows["leases"] = _ranked(self["leases"])
         if self["background"]:
             rows["background"] = _ranked(Counter(graph["state"] for graph in self["background"]))
         rows["cache directory"] = "none yet"

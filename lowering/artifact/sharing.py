@@ -6,6 +6,7 @@ that come over a network are code. A wrong setting is warned of once, and the pr
 
     lookup.serve ──miss──▶ `fetch` ──▶ level of the remote ──▶ written into the local store, and served from there
     publishing   ────────▶ `offer` ──▶ uploads in the background
+    compiling    ────────▶ `leases` ─▶ one machine compiles a graph, the others wait for it
 
 The remote's client is imported on the first local miss, if a remote is configured.
 """
@@ -25,11 +26,12 @@ from fxpool.lowering.core.runtime import runtime
 from fxpool.torch_compat.state import configs
 
 if TYPE_CHECKING:
+    from fxpool.codecache.remote.leases import Leases
     from fxpool.codecache.remote.level import RemoteLevel
     from fxpool.codecache.store.entry import Entry
     from fxpool.lowering.request.captured import Captured
 
-__all__ = ["address", "fetch", "fetch_fitting", "flush", "inductor_address", "offer"]
+__all__ = ["address", "fetch", "fetch_fitting", "flush", "inductor_address", "leases", "offer"]
 
 
 class _Shared:
@@ -125,18 +127,24 @@ def inductor_address() -> str | None:
     return f"redis://{f'[{host}]' if ':' in host else host}:{port or 6379}"
 
 
-def fetch(captured: Captured, store: LocalStore, place: str) -> Entry | None:
-    """Return an entry for this call from the remote at `place`, written into `store`; None is a miss."""
+def fetch(captured: Captured, store: LocalStore, place: str, *, again: bool = False) -> Entry | None:
+    """Return an entry for this call from the remote at `place`, written into `store`; None is a miss.
+
+    With `again`, the graph was looked up before, and counts as no other miss.
+    """
     values = captured.values()
     return fetch_fitting(
         [key.digest for key in captured.all_keys()],
         lambda entry: effects.guards_hold(entry.guards, values),
         store,
         place,
+        again=again,
     )
 
 
-def fetch_fitting(keys: Sequence[str], fits: Callable[[Entry], bool], store: LocalStore, address: str) -> Entry | None:
+def fetch_fitting(
+    keys: Sequence[str], fits: Callable[[Entry], bool], store: LocalStore, address: str, *, again: bool = False
+) -> Entry | None:
     """Return the first entry under one of `keys` for which `fits` holds, as `fetch`.
 
     `fits` is called in another thread, too. Entries in `store` for which it does not hold are not asked for.
@@ -145,7 +153,7 @@ def fetch_fitting(keys: Sequence[str], fits: Callable[[Entry], bool], store: Loc
     if level is None:
         return None
     no_fit = {(key, entry.name) for key in keys for entry in store.entries(key) if not fits(entry)}
-    found = level.find(keys, fits, no_fit)
+    found = level.find(keys, fits, no_fit, again=again)
     if found is None:
         return None
     try:
@@ -164,6 +172,13 @@ def offer(entry: Entry, store: LocalStore) -> None:
     level = runtime.part(_Shared).level(place)
     if level is not None and not level.read_only:
         level.uploads.offer(store.root, entry.key, entry.name)
+
+
+def leases(store: LocalStore) -> Leases | None:
+    """Return the leases of the remote cache; None without a remote, or if the settings switch them off."""
+    place = address(say=False) if _is_shared(store) and config.current().remote_wait != 0 else None
+    level = runtime.part(_Shared).level(place) if place is not None else None
+    return level.leases if level is not None and not level.read_only else None
 
 
 def _is_shared(store: LocalStore) -> bool:

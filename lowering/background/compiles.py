@@ -221,6 +221,7 @@ class _Work:
         """Use a stage if `make` returns its code. Each stage gets a separate record."""
         attempt = dataclasses.replace(self._attempt, reasons=[], seconds={}, reported=False, stage=stage.number)
         attempt.submitted = self._background.submitted
+        attempt.is_ending = self._background.ending.is_set
         attempt.priority = BACKGROUND - stage.number  # first stages of all graphs before later stages of any
         if self._background.ending.is_set():
             raise _EndingError

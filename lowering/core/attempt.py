@@ -80,7 +80,8 @@ class Attempt:
     `level` is ``aot``, ``fx`` or ``in_process`` (see `fallback.chain`), `key` the digest of its cache key, or None.
     `priority` is the priority of its jobs, `stage` the number of its stage in a progressive mode. `seconds` are by
     phase, `reasons` the names under which fallbacks and bypasses were counted, `details` an example for each, and
-    `function` the function that Dynamo traced it from, if there are reasons.
+    `function` the function that Dynamo traced it from, if there are reasons. `is_ending` returns whether it is to stop
+    waiting for other machines.
     """
 
     label: str
@@ -93,6 +94,7 @@ class Attempt:
     reported: bool = False
     function: str = ""
     submitted: Callable[[Any], None] | None = None  # called with each job
+    is_ending: Callable[[], bool] = lambda: False
     reasons: list[str] = dataclasses.field(default_factory=list)
     details: dict[str, str] = dataclasses.field(default_factory=dict)
     seconds: dict[str, float] = dataclasses.field(default_factory=dict)

@@ -1,5 +1,7 @@
 """The compile of one captured graph by a worker: submit the job, answer its queries, load the result.
 
+    turn ──▶ submit ──▶ worker                          unless another machine compiles it: then wait for its entry
+
     submit ──▶ worker ──▶ an entry in the store         loaded from there
                       ├─▶ the result inline             if it may not be cached, or could not be written
                       ├─▶ queries for a device          timed here while the worker waits (`on_ask`); if it cannot
@@ -40,7 +42,7 @@ from fxpool.lowering.core import job_place
 from fxpool.lowering.core.attempt import Attempt, Outcome
 from fxpool.lowering.core.runtime import runtime
 from fxpool.lowering.cpp import host_facts
-from fxpool.lowering.fallback import eager, failed_levels, unimportable
+from fxpool.lowering.fallback import eager, failed_levels, turns, unimportable
 from fxpool.lowering.fallback.eager import DEADLY
 from fxpool.lowering.request import ambient
 from fxpool.lowering.request.captured import Captured
@@ -73,7 +75,7 @@ _OF_CPP = ("cpp", "aot")
 
 
 def compile_in_worker(captured: Captured, attempt: Attempt, store: LocalStore | None, load: Load) -> Any:
-    """Compile a complete request in a worker; return the result of `load`.
+    """Compile a complete request in a worker, or wait until another machine has; return the result of `load`.
 
     Raises:
         CannotTravelError: the worker's code is not the program's.
@@ -84,6 +86,11 @@ def compile_in_worker(captured: Captured, attempt: Attempt, store: LocalStore | 
     _refuse_other_code(captured)
     unimportable.refuse(captured)
     failed_levels.refuse(captured, store)
+    with turns.turn(captured, attempt, store, load) as served:
+        return served if served is not None else _compile(captured, attempt, store, load)
+
+
+def _compile(captured: Captured, attempt: Attempt, store: LocalStore | None, load: Load) -> Any:
     if captured.key is None or store is None or captured.request.debug_files is not None:
         flights = [""]  # another process's compile would write no debug files here
     else:

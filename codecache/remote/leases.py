@@ -1,0 +1,342 @@
+"""Leases on graphs: one machine compiles a graph that no machine has compiled, and the others wait for its entry.
+
+    take ──▶ look ──▶ compile ──▶ upload ──▶ release
+     │ another holds it
+     ▼
+    pause, held? ──released or lapsed──▶ look ──▶ take
+     │ patience is over, or the remote fails
+     ▼
+    compile without a lease
+
+A lease is renewed while its graph is compiled and uploaded. Without renewals it lapses after `PERIOD` seconds: by the
+server's expiry in Redis, and in S3 by the clock of the machine that waits. Clocks of machines are never compared.
+
+A background thread makes all requests, so that a caller waits no longer than the breaker allows. A lease only spares
+work: after any failure, the caller compiles.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from fxpool import counters, forks, interruptions, notices
+from fxpool.codecache.remote import values
+from fxpool.codecache.remote.breaker import Breaker
+from fxpool.codecache.remote.client import Client, Deadline, RemoteError
+
+__all__ = ["AT_EXIT", "MOST_IN_VAIN", "PERIOD", "Lease", "Leases"]
+
+log = notices.logger(__name__)
+
+T = TypeVar("T")
+
+#: Seconds after which a lease lapses unless it is renewed.
+PERIOD = 10.0
+#: Seconds that the end of a process may take longer for releases.
+AT_EXIT = 0.1
+#: Waits in a row that brought no entry, after which this process waits for no other machine.
+MOST_IN_VAIN = 3
+# Pauses between two questions whether a lease is still held. They grow, and are long compared to the questions.
+_FIRST_PAUSE, _LONGEST_PAUSE, _GROWTH, _SPARSE = 0.05, 0.5, 1.5, 10.0
+# Seconds between two looks whether the uploads before a release are done.
+_UPLOAD_PAUSE = 0.05
+# Seconds without work after which the thread ends.
+_LINGER = 2.0
+
+
+@dataclass(eq=False)
+class Lease:
+    """A lease that this process holds. `due` and `lapses` are times of this process's clock."""
+
+    name: str
+    token: str
+    due: float
+    lapses: float
+    after: Collection[str] | None = None
+    """Keys whose uploads come before the release; None while the graph is compiled."""
+
+
+class Leases:
+    """The leases of one remote level. `breaker` and `lock` are the level's. Thread-safe.
+
+    `uploading` returns whether entries under any of some keys wait for their upload.
+    """
+
+    def __init__(
+        self,
+        connect: Callable[[float], Client],
+        breaker: Breaker,
+        lock: Any,
+        uploading: Callable[[Collection[str]], bool],
+        delay: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._connect, self._breaker, self._breaker_lock = connect, breaker, lock
+        self._uploading, self._delay, self._clock = uploading, delay, clock
+        self._lock = forks.lock(self, "_lock")
+        self._more = forks.event()
+        self._released = forks.event()
+        self._questions: deque[_Question] = deque()
+        self._leases: list[Lease] = []
+        self._thread: threading.Thread | None = None
+        self._client: Client | None = None
+        self._in_vain = 0
+        self._refused = self._closed = False
+        self._pid = os.getpid()
+        atexit.register(self.close)
+
+    # ---------------------------------------------------------------- asking
+
+    def wait(
+        self, key: str, look: Callable[[], T | None], patience: float, is_ending: Callable[[], bool] = lambda: False
+    ) -> tuple[T | None, Lease | None]:
+        """Return the result of `look` once that is not None, or else a lease under which to compile.
+
+        Returns (None, None) if the caller is to compile without a lease: the remote failed, or other machines have held
+        the lease for `patience` seconds, or `is_ending` returned True. Raises what `look` raises.
+        """
+        name, is_late = values.lease_name(key), False
+        end = self._clock() + (patience if self._in_vain < MOST_IN_VAIN else 0.0)
+        try:
+            while (lease := self._take(name)) is None:
+                is_late = True
+                if not self._wait_until_free(name, end, is_ending):
+                    self._in_vain += not is_ending()
+                    counters.count("leases", "gave_up")
+                    return None, None
+                # Without a lease: all machines that waited look at the same time.
+                if (result := look()) is not None:
+                    return self._waited(result), None
+        except RemoteError as error:
+            log.debug("compiling without a lease: %s", error)
+            if is_late:
+                counters.count("leases", "gave_up")
+            return None, None
+        try:
+            result = look()  # the holder before may have uploaded its entry since the last look
+        except BaseException:
+            self.release(lease)
+            raise
+        if result is not None:
+            self.release(lease)
+            return (self._waited(result) if is_late else result), None
+        counters.count("leases", "taken_over" if is_late else "taken")
+        return None, lease
+
+    def _waited(self, result: T) -> T:
+        self._in_vain = 0
+        counters.count("leases", "waited")
+        return result
+
+    def _wait_until_free(self, name: str, end: float, is_ending: Callable[[], bool]) -> bool:
+        """Wait until no machine holds a lease; return False if that takes until `end`. Raises RemoteError."""
+        pause = _FIRST_PAUSE
+        while True:
+            begun = self._clock()
+            if not self._ask(lambda client, deadline: client.is_leased(name, PERIOD, deadline)):
+                return True
+            now = self._clock()
+            pause = min(_LONGEST_PAUSE, pause * _GROWTH)
+            if now >= end or is_ending():
+                return False
+            with interruptions.let_through():
+                time.sleep(min(max(pause, _SPARSE * (now - begun)), end - now))
+
+    def _take(self, name: str) -> Lease | None:
+        """Take a lease; None if another holds it. Raises RemoteError."""
+        token, begun = os.urandom(16).hex(), self._clock()
+        if not self._ask(lambda client, deadline: client.lease(name, token, PERIOD, deadline)):
+            return None
+        lease = Lease(name, token, due=begun + PERIOD / 3, lapses=begun + PERIOD)
+        with self._lock:
+            self._leases.append(lease)
+            self._released.clear()
+        self._wake()
+        return lease
+
+    def release(self, lease: Lease, after: Collection[str] = ()) -> None:
+        """End a lease in the background, once no entry under the keys `after` waits for its upload. Never raises."""
+        lease.after = after
+        self._wake()
+
+    def _ask(self, function: Callable[[Client, Deadline], T]) -> T:
+        """Return the result of a request, made in the thread. Raises RemoteError, also if the remote is not in use."""
+        with self._breaker_lock:
+            allowance = self._breaker.allowance()
+        if not allowance or self._refused or self._closed:
+            raise RemoteError("client", "the remote cache is not in use")
+        question = _Question(function, allowance)
+        begun = self._clock()
+        with self._lock:
+            self._questions.append(question)
+        self._wake()
+        with interruptions.let_through():
+            in_time = question.over.wait(allowance)
+        error = question.error if in_time else RemoteError("timeout")
+        self._settle(error, self._clock() - begun)
+        if error is not None:
+            raise error
+        result: T = question.result
+        return result
+
+    def _settle(self, error: RemoteError | None, seconds: float) -> None:
+        """Have the breaker know how a request went. Rights that allow no leases are no reason to leave the remote."""
+        counters.add_remote_seconds(seconds)
+        with self._breaker_lock:
+            if error is None:
+                self._breaker.missed(self._clock(), seconds)
+            elif error.reason != "answer":
+                self._breaker.failed(self._clock())
+            is_asked = bool(self._breaker.allowance())
+        if error is not None:
+            counters.count("remote", f"error:lease_{error.reason}")
+            self._refused |= error.reason == "answer"
+        if not is_asked:
+            counters.count("remote", "left_alone")
+            why = error.reason if error is not None else "it is slow"
+            notices.once(f"remote:{why}", f"pausing use of the remote cache ({why}): {error or 'no error'}")
+
+    # ---------------------------------------------------------------- ending
+
+    def close(self) -> None:
+        """Release all leases, as far as that is done in a moment; the others lapse."""
+        atexit.unregister(self.close)
+        if self._closed or self._pid != os.getpid():
+            return
+        self._closed = True
+        with self._lock:
+            for lease in self._leases:
+                lease.after = ()
+            is_running = self._thread is not None and bool(self._leases)
+        self._more.set()
+        if is_running:
+            self._released.wait(AT_EXIT)
+
+    # ---------------------------------------------------------------- the thread
+
+    def _wake(self) -> None:
+        """Have the thread look for work, and start it if there is no thread."""
+        with self._lock:
+            self._more.set()
+            if (self._thread is not None and self._thread.is_alive()) or self._pid != os.getpid():
+                return
+            thread = self._thread = threading.Thread(target=self._run, name="fxpool-leases", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # the interpreter ends
+            self._thread = None
+
+    def _run(self) -> None:
+        try:
+            while self._step():
+                pass
+        finally:
+            with self._lock:
+                client, self._client = self._client, None
+                if self._thread is threading.current_thread():
+                    self._thread = None
+                is_work_left = bool(self._questions or self._leases)
+            if client is not None:
+                client.close()
+            if is_work_left and not self._closed:  # it came while this thread was about to end
+                self._wake()
+
+    def _step(self) -> bool:
+        """Do the work that is due; return False if there has been none for a while."""
+        with self._lock:
+            self._more.clear()
+            question = self._questions.popleft() if self._questions else None
+            leases = list(self._leases)
+        for lease in leases:
+            if lease.after is not None and (self._closed or not self._uploading(lease.after)):
+                self._end(lease)
+            elif lease.due <= self._clock():
+                self._renew(lease)
+        if question is not None:
+            question.answer(self._connected)
+            if question.error is not None:
+                self._drop_client()
+            return True
+        if not self._leases:
+            self._released.set()
+            return not self._closed and self._more.wait(_LINGER)
+        pause = min(max(0.0, lease.due - self._clock()) for lease in self._leases)
+        if any(lease.after is not None for lease in self._leases):
+            pause = min(pause, _UPLOAD_PAUSE)
+        self._more.wait(pause)
+        return True
+
+    def _renew(self, lease: Lease) -> None:
+        now = self._clock()
+        lease.due = now + PERIOD / 3
+        renewed = self._request(lambda client, deadline: client.renew(lease.name, lease.token, PERIOD, deadline))
+        if renewed:
+            lease.lapses = now + PERIOD
+        elif renewed is False or now >= lease.lapses:
+            log.info("a lease was lost, and another machine may compile the same graph")
+            counters.count("leases", "lost")
+            self._drop(lease)
+
+    def _end(self, lease: Lease) -> None:
+        self._drop(lease)
+        self._request(lambda client, deadline: client.release(lease.name, lease.token, deadline))
+
+    def _drop(self, lease: Lease) -> None:
+        with self._lock:
+            if lease in self._leases:
+                self._leases.remove(lease)
+
+    def _request(self, function: Callable[[Client, Deadline], bool]) -> bool | None:
+        """Make a request that no caller waits for; None if it failed."""
+        question = _Question(function, self._delay)
+        question.answer(self._connected)
+        if question.error is None:
+            return bool(question.result)
+        self._drop_client()
+        counters.count("remote", f"error:lease_{question.error.reason}")
+        if question.error.reason == "answer":
+            self._refused = True
+        else:
+            with self._breaker_lock:
+                self._breaker.failed(self._clock())
+        return None
+
+    def _connected(self) -> Client:
+        client = self._client
+        if client is None:
+            client = self._client = self._connect(self._delay)
+        return client
+
+    def _drop_client(self) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            client.close()
+
+
+class _Question:
+    """A request that the thread is to make, and its outcome."""
+
+    def __init__(self, function: Callable[[Client, Deadline], Any], seconds: float) -> None:
+        self._function, self._deadline = function, Deadline(seconds)
+        self.over = forks.event()
+        self.result: Any = None
+        self.error: RemoteError | None = None
+
+    def answer(self, connected: Callable[[], Client]) -> None:
+        try:
+            self._deadline.left()
+            self.result = self._function(connected(), self._deadline)
+        except RemoteError as error:
+            self.error = error
+        except BaseException as error:  # a panic inside a client must not end the thread
+            log.debug("a request for a lease failed", exc_info=True)
+            self.error = RemoteError("client", type(error).__name__)
+        finally:
+            self.over.set()

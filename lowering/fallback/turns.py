@@ -1,0 +1,102 @@
+"""One machine's turn to compile a graph: the other machines of a remote cache wait for its entry (`remote.leases`).
+
+A graph without a key has no turns, nor does one for which the program wants files for debugging. Neither has a process
+that uploads nothing, or that compiles in itself. A machine waits at most for `remote_wait` seconds, by default as long
+as compiling the graph here would probably take: the longest of this process's last compiles.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+from fxpool import config
+from fxpool.codecache.store.entry import Entry
+from fxpool.codecache.store.store import LocalStore
+from fxpool.lowering.artifact import lookup, sharing
+from fxpool.lowering.artifact.entry_parts import Load
+from fxpool.lowering.core.attempt import Attempt, Outcome
+from fxpool.lowering.core.runtime import runtime
+from fxpool.lowering.request.captured import Captured
+
+__all__ = ["turn"]
+
+# Seconds to wait if this process has compiled nothing yet, and at least.
+_UNKNOWN, _SHORTEST = 30.0, 5.0
+# The number of compiles that an estimate is made from.
+_LAST = 32
+
+
+class _Durations:
+    """The seconds that this process's last compiles took."""
+
+    def __init__(self) -> None:
+        self._seconds: deque[float] = deque(maxlen=_LAST)
+
+    def add(self, seconds: float) -> None:
+        self._seconds.append(seconds)
+
+    def longest(self) -> float:
+        return max(_SHORTEST, *self._seconds) if self._seconds else _UNKNOWN
+
+    def after_fork_in_child(self) -> None:
+        pass  # the child's compiles are like its parent's
+
+    def reset(self) -> None:
+        self._seconds.clear()
+
+
+@contextlib.contextmanager
+def turn(captured: Captured, attempt: Attempt, store: LocalStore | None, load: Load) -> Iterator[Any | None]:
+    """Wait for this machine's turn to compile a graph in the ``with`` block.
+
+    Yields the result of `load` instead if another machine has compiled the graph by then, else None. The turn ends when
+    the new entry is uploaded, which the caller does not wait for. Raises what `load` raises.
+    """
+    leases = sharing.leases(store) if _has_turns(captured) and store is not None else None
+    if leases is None:
+        yield None
+        return
+    keys = [key.digest for key in captured.all_keys()]
+    # Other kinds of processors have another last key. Code for devices is the same for all of them.
+    key = keys[0] if captured.request.devices else keys[-1]
+    durations = runtime.part(_Durations)
+    patience = config.current().remote_wait
+    with attempt.timed("turn"):
+        served, lease = leases.wait(
+            key,
+            lambda: _look(captured, attempt, load),
+            durations.longest() if patience is None else patience,
+            attempt.is_ending,
+        )
+    begun = time.monotonic()
+    try:
+        yield served
+        if served is None:
+            durations.add(time.monotonic() - begun)
+    finally:
+        if lease is not None:
+            leases.release(lease, after=keys)
+
+
+def _has_turns(captured: Captured) -> bool:
+    return captured.key is not None and captured.request.debug_files is None
+
+
+def _look(captured: Captured, attempt: Attempt, load: Load) -> Any | None:
+    """Return the result of `load` for an entry that has come since the lookup, here or in the remote."""
+    own, address = attempt.store(), sharing.address(say=False)
+
+    def elsewhere() -> tuple[LocalStore, Entry] | None:
+        if own is None or address is None:
+            return None
+        entry = sharing.fetch(captured, own, address, again=True)
+        return None if entry is None else (own, entry)
+
+    served = lookup.serve(captured, attempt.stores(), load, misses=False, elsewhere=elsewhere)
+    if served is not None:
+        attempt.outcome = Outcome.HIT
+    return served
