@@ -73,8 +73,8 @@ class Settings:
     remote_timeout: float
     """Seconds that one lookup in the remote cache may take. A remote that fails is left alone for a while."""
     remote_wait: float | None
-    """Seconds to wait for a graph that another machine is compiling for the remote cache, before compiling it here, too.
-    None (`auto`): as long as the longest of this process's last compiles. 0: do not wait."""
+    """Seconds to wait for a graph that another machine is compiling for the remote cache, before it is compiled on this
+    machine as well. None (`auto`): as long as the longest of this process's last compiles. 0: no machine waits."""
     pool: str
     """`host`: one server and its workers for all processes of this user and environment. `embedded`: a server that
     lives and dies with this process. `off`: everything compiles in this process."""

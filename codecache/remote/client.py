@@ -57,7 +57,7 @@ class Client(Protocol):
         """Take a lease that lapses after `seconds` without renewal, unless another holds it; return whether taken."""
 
     def is_leased(self, name: str, seconds: float, deadline: Deadline) -> bool:
-        """Return whether a lease of `seconds` is held. A client may have to see it for so long to know that it lapsed."""
+        """Return whether a lease of `seconds` is held. A client may learn only after so long that it has lapsed."""
 
     def renew(self, name: str, token: str, seconds: float, deadline: Deadline) -> bool:
         """Prolong the lease with this token; return False if it is lost."""

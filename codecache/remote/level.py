@@ -95,7 +95,7 @@ class RemoteLevel:
         """Return the first entry under one of `keys` for which `fits` holds; None is a miss.
 
         `fits` is called in another thread. `skipped` are (key, name) of entries known not to fit. With `again`, the
-        graph was looked up before, and counts as no other miss.
+        graph was looked up before: a miss, or a value that did not verify then, does not count twice.
         """
         with self._lock:
             allowance = self._breaker.allowance()
@@ -121,7 +121,8 @@ class RemoteLevel:
         counters.add_remote_seconds(seconds)
         now = self._clock()
         with self._lock:
-            for name in look.bad:
+            bad = [pair for pair in look.bad if not again or pair[0] not in self._useless]
+            for name, _ in bad:
                 self._useless.add(name)
                 self._breaker.bad_value(now)
             if error is not None:
@@ -131,7 +132,7 @@ class RemoteLevel:
             else:
                 self._breaker.missed(now, seconds)
             asked = bool(self._breaker.allowance())
-        for reason in look.reasons:
+        for _, reason in bad:
             counters.count("remote", f"error:{reason}")
         reason = error.reason if isinstance(error, RemoteError) else type(error).__name__
         if error is not None:
@@ -188,8 +189,7 @@ class _Look:
         self.over = forks.event()
         self.found: Found | None = None
         self.error: BaseException | None = None
-        self.bad: list[str] = []
-        self.reasons: list[str] = []
+        self.bad: list[tuple[str, str]] = []  # names of values, and reasons
         self.given_up = False
 
     def start(self) -> bool:
@@ -271,8 +271,7 @@ class _Look:
         return None
 
     def _is_bad(self, name: str, reason: str, error: StoreError) -> None:
-        self.bad.append(name)
-        self.reasons.append(reason)
+        self.bad.append((name, reason))
         log.info("ignoring a value of the remote cache: %s", error.message)
 
 

@@ -130,7 +130,7 @@ def inductor_address() -> str | None:
 def fetch(captured: Captured, store: LocalStore, place: str, *, again: bool = False) -> Entry | None:
     """Return an entry for this call from the remote at `place`, written into `store`; None is a miss.
 
-    With `again`, the graph was looked up before, and counts as no other miss.
+    With `again`, the graph was looked up before, and its miss does not count twice.
     """
     values = captured.values()
     return fetch_fitting(
@@ -159,7 +159,8 @@ def fetch_fitting(
     try:
         return found.written_to(store)
     except StoreError as error:
-        counters.count("remote", "error:not_written_back")
+        if not again:
+            counters.count("remote", "error:not_written_back")
         switched_off.say_not_kept(error)
         return None
 

@@ -138,6 +138,30 @@ def misbehaving(behave: Callable[[socket.socket], None]) -> Iterator[Misbehaving
 # ---------------------------------------------------------------- ways to misbehave
 
 
+class Relay:
+    """Passes all bytes on to another server, on a socket at `path`: each piece after `pause` seconds, none if `cut`."""
+
+    def __init__(self, path: str, pause: float = 0.0) -> None:
+        self._path, self._pause = path, pause
+        self.cut = threading.Event()
+
+    def __call__(self, connection: socket.socket) -> None:
+        with socket.socket(socket.AF_UNIX) as server:
+            server.connect(self._path)
+            back = threading.Thread(target=self._pass, args=(server, connection), daemon=True)
+            back.start()
+            self._pass(connection, server)
+            back.join(_SECONDS)
+
+    def _pass(self, source: socket.socket, to: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while piece := source.recv(1 << 16):
+                time.sleep(self._pause)
+                if not self.cut.is_set():
+                    to.sendall(piece)
+            to.shutdown(socket.SHUT_WR)
+
+
 def hangs(connection: socket.socket) -> None:
     """Takes what is sent and says nothing."""
     while connection.recv(1 << 16):

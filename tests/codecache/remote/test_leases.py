@@ -1,4 +1,4 @@
-"""Leases on real servers, by two clients; and the decisions of those who wait, with a clock and a client of the test."""
+"""Leases on real servers, by several clients; and the decisions of machines that wait, with a table in memory."""
 
 from __future__ import annotations
 
