@@ -43,8 +43,10 @@ PERIOD = 10.0
 AT_EXIT = 0.1
 #: Waits in a row that brought no entry, after which this process waits for no other machine.
 MOST_IN_VAIN = 3
-# Pauses between two questions whether a lease is still held. They grow, and are long compared to the questions.
-_FIRST_PAUSE, _LONGEST_PAUSE, _GROWTH, _SPARSE = 0.05, 0.5, 1.5, 10.0
+# Pauses between two questions whether a lease is still held. They grow, and longer if the answers take long, because
+# all graphs of a process ask through one connection.
+_FIRST_PAUSE, _LONGEST_PAUSE, _GROWTH = 0.05, 0.5, 1.5
+_ANSWERS, _LONGEST_OF_ALL = 10.0, 3.0
 # Seconds between two looks whether the uploads before a release are done.
 _UPLOAD_PAUSE = 0.05
 # Seconds without work after which the thread ends.
@@ -108,8 +110,9 @@ class Leases:
             while (lease := self._take(name)) is None:
                 is_late = True
                 if not self._wait_until_free(name, end, is_ending):
-                    self._in_vain += not is_ending()
-                    counters.count("leases", "gave_up")
+                    if not is_ending():
+                        self._in_vain += 1
+                        counters.count("leases", "gave_up")
                     return None, None
                 # Without a lease: all machines that waited look at the same time.
                 if (result := look()) is not None:
@@ -147,7 +150,7 @@ class Leases:
             if now >= end or is_ending():
                 return False
             with interruptions.let_through():
-                time.sleep(min(max(pause, _SPARSE * (now - begun)), end - now))
+                time.sleep(min(max(pause, _ANSWERS * (now - begun)), _LONGEST_OF_ALL, end - now))
 
     def _take(self, name: str) -> Lease | None:
         """Take a lease; None if another holds it. Raises RemoteError."""

@@ -478,6 +478,16 @@ def _uploads(directory: Path) -> Any:
     return _remote_level(directory).uploads
 
 
+def _leases(directory: Path) -> Any:
+    return _remote_level(directory).leases
+
+
+def _question(_: Path) -> Any:
+    from fxpool.codecache.remote.leases import _Question
+
+    return _Question(lambda client, deadline: True, 1.0)
+
+
 def _shared_level() -> None:
     from fxpool.lowering.artifact import sharing
     from fxpool.lowering.core.runtime import runtime
@@ -521,6 +531,14 @@ CASES: dict[str, Callable[[Path], Case]] = {
     "fxpool/codecache/store/blobs.py:_verified_lock": _verify_blob,
     "fxpool/codecache/remote/level.py:RemoteLevel._lock": _of_object(_remote_level, "_lock", lambda one: one.client()),
     "fxpool/codecache/remote/level.py:_Look.over": _of_object(_look, "over", lambda one: one.over.set()),
+    "fxpool/codecache/remote/leases.py:Leases._lock": _of_object(_leases, "_lock", lambda one: one._wake()),
+    "fxpool/codecache/remote/leases.py:Leases._more": _of_object(_leases, "_more", lambda one: one._more.set()),
+    "fxpool/codecache/remote/leases.py:Leases._released": _of_object(
+        _leases, "_released", lambda one: one._released.set()
+    ),
+    "fxpool/codecache/remote/leases.py:_Question.over": _of_object(
+        _question, "over", lambda one: one.answer(lambda: None)
+    ),
     "fxpool/codecache/remote/uploads.py:Uploads._lock": _of_object(_uploads, "_lock", lambda one: one.wake()),
     "fxpool/codecache/remote/uploads.py:Uploads._more": _of_object(_uploads, "_more", lambda one: one._more.set()),
     "fxpool/codecache/remote/uploads.py:Uploads._idle": _of_object(_uploads, "_idle", lambda one: one._idle.set()),

@@ -79,7 +79,7 @@ def fleet(
 
     Each compiles `graphs` graphs, each of which takes a worker `take` seconds longer.
     """
-    asked = []
+    jobs = []
     for name in names:
         machine = directory / name[0]
         for path in (machine, machine / "c", machine / "r"):
@@ -93,10 +93,10 @@ def fleet(
             **settings,
         }
         report = str(directory / name)
-        asked.append({"environment": environment, "graphs": graphs, "take": take, "report": report})
+        jobs.append({"environment": environment, "graphs": graphs, "take": take, "report": report})
     with open(directory / "errors", "wb") as errors:
         process = subprocess.Popen(
-            [sys.executable, str(HERE / "fleet_child.py"), json.dumps(asked)],
+            [sys.executable, str(HERE / "fleet_child.py"), json.dumps(jobs)],
             env={**os.environ, "PYTHONPATH": with_tests(os.environ.get("PYTHONPATH"))},
             stdin=subprocess.DEVNULL,
             stdout=errors,

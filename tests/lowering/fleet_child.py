@@ -47,9 +47,9 @@ def watch_waits(path: Path) -> None:
     Leases._wait_until_free = watched  # type: ignore[method-assign]
 
 
-def work(asked: dict[str, Any]) -> None:
-    report = Path(asked["report"])
-    os.environ.update(asked["environment"])
+def work(job: dict[str, Any]) -> None:
+    report = Path(job["report"])
+    os.environ.update(job["environment"])
     tempfile.tempdir = None  # computed from the parent's environment
     report.with_suffix(".pid").write_text(str(os.getpid()))
     import fxpool
@@ -58,8 +58,8 @@ def work(asked: dict[str, Any]) -> None:
     while not report.with_suffix(".go").exists():
         time.sleep(0.01)
     x, results, seconds = torch.linspace(-1, 1, 32), [], []
-    for number in range(asked["graphs"]):
-        function = graph(number, asked["take"])
+    for number in range(job["graphs"]):
+        function = graph(number, job["take"])
         torch._dynamo.reset()
         begun = time.monotonic()
         result = torch.compile(function, backend="fxpool", dynamic=False)(x)
@@ -73,10 +73,10 @@ def work(asked: dict[str, Any]) -> None:
 def main(processes: list[dict[str, Any]]) -> None:
     warnings.simplefilter("ignore")
     pids = []
-    for asked in processes:
+    for job in processes:
         if (pid := os.fork()) == 0:
             try:
-                work(asked)
+                work(job)
                 atexit._run_exitfuncs()
             except BaseException:
                 traceback.print_exc()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -207,6 +208,55 @@ def test_who_does_not_wait_for_a_compile_does_not_wait_for_the_remote(
     assert len(threads) == 1 and threads[0].startswith("fxpool-async")
     assert counted() == {"misses": 1, "writes": 1, "hits": 1}
     assert fxpool.wait()[-1]["state"] == "ready"
+
+
+@pytest.mark.slow
+@in_this_process
+def test_leases_in_each_mode(redis_url: str, key_file: Path, machine: Callable[[str], str]) -> None:
+    import redis
+
+    def taken() -> dict[str, int]:
+        return {name: count for name, count in fxpool.stats()["leases"].items() if count}
+
+    fxpool.configure(remote_cache=redis_url, remote_key_file=key_file, remote_wait=0)
+    assert compiled(machine("without")) == (1, 0)
+    with redis.Redis.from_url(redis_url) as client:
+        client.flushall()
+        fxpool.configure(remote_wait="auto", remote_use="read-only")
+        assert compiled(machine("reader")) == (1, 0)
+        assert taken() == {}
+        fxpool.configure(remote_use="read-write")
+        for number, mode in enumerate(("subprocess", "async+subprocess", "progressive+async+subprocess"), 1):
+            client.flushall()
+            stages = 2 if mode.startswith("progressive") else 1
+            assert compiled(machine(f"of {mode}"), options={"mode": mode}) == (stages, 0)
+            assert taken() == {"taken": number + stages - 1}
+            end = time.monotonic() + 60
+            while client.keys("fxpool/*/lease/*"):
+                assert time.monotonic() < end, "a lease is not released"
+                time.sleep(0.05)
+
+
+@pytest.mark.slow
+@in_this_process
+def test_a_lease_of_a_machine_that_hangs_costs_the_estimate(
+    redis_url: str, key_file: Path, machine: Callable[[str], str]
+) -> None:
+    import redis
+
+    from fxpool.codecache.remote import values
+    from fxpool.codecache.remote.leases import PERIOD
+
+    fxpool.configure(remote_cache=redis_url, remote_key_file=key_file, remote_wait=PERIOD / 10)
+    assert compiled(machine("one")) == (1, 0)
+    with redis.Redis.from_url(redis_url) as client:
+        (entry,) = client.keys("fxpool/*/entry/*/*")
+        key = entry.decode().split("/")[3]
+        client.flushall()
+        client.set(values.lease_name(key), "of a machine that renews it for ever")
+        assert compiled(machine("two")) == (1, 0)
+        assert client.get(values.lease_name(key)) is not None, "it is not this machine's"
+    assert fxpool.stats()["leases"]["gave_up"] == 1
 
 
 @pytest.mark.slow
