@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -70,10 +70,10 @@ def fleet(
     directory: Path,
     names: Sequence[str],
     known_host: Path,
+    settings: Mapping[str, str],
     *,
     graphs: int = 1,
     take: float = 0.0,
-    **settings: str,
 ) -> Iterator[Fleet]:
     """Processes that wait for `Fleet.go`. The first letter of a name is its machine.
 

@@ -38,13 +38,14 @@ def graph(number: int, take: float) -> Function:
 def watch_waits(path: Path) -> None:
     from fxpool.codecache.remote.leases import Leases
 
-    original = Leases._wait_until_free
+    patched: Any = Leases
+    original = patched._wait_until_free
 
     def watched(*arguments: Any) -> bool:
         path.touch()
-        return original(*arguments)
+        return bool(original(*arguments))
 
-    Leases._wait_until_free = watched  # type: ignore[method-assign]
+    patched._wait_until_free = watched
 
 
 def work(job: dict[str, Any]) -> None:

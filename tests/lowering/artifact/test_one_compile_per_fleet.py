@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +51,7 @@ def test_eight_processes_on_four_machines_compile_six_graphs_six_times(
         # S3's server is a thread of this process, and answers slowly while eight others compute.
         more = {"FXPOOL_REMOTE_TIMEOUT": "20", "FXPOOL_REMOTE_WAIT": "250"}
         settings = {**key, **more, "FXPOOL_REMOTE_CACHE": servers[kind]}
-        with fleet(tmp_path, names, known_host, graphs=6, **settings) as machines:
+        with fleet(tmp_path, names, known_host, settings, graphs=6) as machines:
             machines.go()
             reports = machines.reports()
     assert len(reports) == 8
@@ -65,11 +65,11 @@ def test_eight_processes_on_four_machines_compile_six_graphs_six_times(
 
 @contextlib.contextmanager
 def two_machines(
-    tmp_path: Path, known_host: Path, client: redis.Redis, **settings: str
+    tmp_path: Path, known_host: Path, settings: Mapping[str, str], client: redis.Redis
 ) -> Iterator[tuple[Fleet, dict[str, dict[str, Any]]]]:
     """Machine "b" waits for "a". Yields them, and their reports after the ``with`` block."""
     reports: dict[str, dict[str, Any]] = {}
-    with fleet(tmp_path, ["a", "b"], known_host, take=TAKE, **settings) as machines:
+    with fleet(tmp_path, ["a", "b"], known_host, settings, take=TAKE) as machines:
         machines.go("a")
         machines.wait_for(lambda: client.keys("fxpool/*/lease/*"))
         machines.go("b")
@@ -83,7 +83,7 @@ def test_another_machine_takes_over_when_the_holder_is_killed(
 ) -> None:
     with redis_server(tmp_path) as url, redis.Redis.from_url(url) as client:
         settings = {**key, "FXPOOL_REMOTE_CACHE": url, "FXPOOL_REMOTE_WAIT": "250"}
-        with two_machines(tmp_path, known_host, client, **settings) as (machines, reports):
+        with two_machines(tmp_path, known_host, settings, client) as (machines, reports):
             machines.kill("a")
     assert list(reports) == ["b"]
     sums = summed(reports)
@@ -104,7 +104,7 @@ def test_a_remote_that_goes_away_while_a_machine_waits_costs_one_delay(
         port = stack.enter_context(misbehaving(relay)).port
         address = f"redis://127.0.0.1:{port}/0"
         settings = {**key, "FXPOOL_REMOTE_CACHE": address, "FXPOOL_REMOTE_WAIT": "250"}
-        with two_machines(tmp_path, known_host, client, **settings) as (_, reports):
+        with two_machines(tmp_path, known_host, settings, client) as (_, reports):
             if event == "killed":
                 server.close()
             else:
@@ -120,7 +120,7 @@ def test_a_slow_remote_costs_one_delay(tmp_path: Path, known_host: Path, key: di
     with redis_server(tmp_path) as url, misbehaving(Relay(url.removeprefix("unix://"), pause=0.4)) as server:
         address = f"redis://127.0.0.1:{server.port}/0"
         settings = {**key, "FXPOOL_REMOTE_CACHE": address, "FXPOOL_REMOTE_WAIT": "250"}
-        with fleet(tmp_path, ["a", "b"], known_host, graphs=3, **settings) as machines:
+        with fleet(tmp_path, ["a", "b"], known_host, settings, graphs=3) as machines:
             machines.go()
             reports = machines.reports()
     sums = summed(reports)
