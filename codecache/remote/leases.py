@@ -21,6 +21,7 @@ import atexit
 import os
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -55,14 +56,14 @@ _LINGER = 2.0
 
 @dataclass(eq=False)
 class Lease:
-    """A lease that this process holds. `due` and `lapses` are times of this process's clock."""
+    """A lease that this process holds, until it is released or garbage. `due` and `lapses` are times of its clock."""
 
     name: str
     token: str
     due: float
     lapses: float
-    after: Collection[str] | None = None
-    """Keys whose uploads come before the release; None while the graph is compiled."""
+    after: Collection[str] = ()
+    """Keys whose uploads come before the release."""
 
 
 class Leases:
@@ -86,7 +87,9 @@ class Leases:
         self._more = forks.event()
         self._released = forks.event()
         self._questions: deque[_Question] = deque()
-        self._leases: list[Lease] = []
+        # Weak: an interrupt may keep a caller from releasing its lease, which then lapses.
+        self._held: weakref.WeakSet[Lease] = weakref.WeakSet()
+        self._ending: list[Lease] = []
         self._thread: threading.Thread | None = None
         self._client: Client | None = None
         self._in_vain = 0
@@ -159,7 +162,7 @@ class Leases:
             return None
         lease = Lease(name, token, due=begun + PERIOD / 3, lapses=begun + PERIOD)
         with self._lock:
-            self._leases.append(lease)
+            self._held.add(lease)
             self._released.clear()
         self._wake()
         return lease
@@ -167,6 +170,10 @@ class Leases:
     def release(self, lease: Lease, after: Collection[str] = ()) -> None:
         """End a lease in the background, once no entry under the keys `after` waits for its upload. Never raises."""
         lease.after = after
+        with self._lock:
+            if lease in self._held:
+                self._held.discard(lease)
+                self._ending.append(lease)
         self._wake()
 
     def _ask(self, function: Callable[[Client, Deadline], T]) -> T:
@@ -215,9 +222,9 @@ class Leases:
             return
         self._closed = True
         with self._lock:
-            for lease in self._leases:
-                lease.after = ()
-            is_running = self._thread is not None and bool(self._leases)
+            self._ending += self._held
+            self._held.clear()
+            is_running = self._thread is not None and bool(self._ending)
         self._more.set()
         if is_running:
             self._released.wait(AT_EXIT)
@@ -245,7 +252,7 @@ class Leases:
                 client, self._client = self._client, None
                 if self._thread is threading.current_thread():
                     self._thread = None
-                is_work_left = bool(self._questions or self._leases)
+                is_work_left = bool(self._questions or self._held or self._ending)
             if client is not None:
                 client.close()
             if is_work_left and not self._closed:  # it came while this thread was about to end
@@ -256,25 +263,31 @@ class Leases:
         with self._lock:
             self._more.clear()
             question = self._questions.popleft() if self._questions else None
-            leases = list(self._leases)
-        for lease in leases:
-            if lease.after is not None and (self._closed or not self._uploading(lease.after)):
-                self._end(lease)
-            elif lease.due <= self._clock():
-                self._renew(lease)
+            held, ending = list(self._held), list(self._ending)
+        self._attend(held, ending)
         if question is not None:
             question.answer(self._connected)
             if question.error is not None:
                 self._drop_client()
             return True
-        if not self._leases:
+        held.clear()  # no reference while this thread waits
+        with self._lock:
+            due = [lease.due for lease in [*self._held, *self._ending]]
+            is_ending = bool(self._ending)
+        if not due:
             self._released.set()
             return not self._closed and self._more.wait(_LINGER)
-        pause = min(max(0.0, lease.due - self._clock()) for lease in self._leases)
-        if any(lease.after is not None for lease in self._leases):
-            pause = min(pause, _UPLOAD_PAUSE)
-        self._more.wait(pause)
+        pause = max(0.0, min(due) - self._clock())
+        self._more.wait(min(pause, _UPLOAD_PAUSE) if is_ending else pause)
         return True
+
+    def _attend(self, held: list[Lease], ending: list[Lease]) -> None:
+        for lease in ending:
+            if self._closed or not self._uploading(lease.after):
+                self._end(lease)
+        for lease in [*held, *ending]:
+            if lease.due <= self._clock() and (lease in self._held or lease in self._ending):
+                self._renew(lease)
 
     def _renew(self, lease: Lease) -> None:
         now = self._clock()
@@ -293,8 +306,9 @@ class Leases:
 
     def _drop(self, lease: Lease) -> None:
         with self._lock:
-            if lease in self._leases:
-                self._leases.remove(lease)
+            self._held.discard(lease)
+            if lease in self._ending:
+                self._ending.remove(lease)
 
     def _request(self, function: Callable[[Client, Deadline], bool]) -> bool | None:
         """Make a request that no caller waits for; None if it failed."""

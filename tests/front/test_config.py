@@ -89,6 +89,9 @@ def test_defaults(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         ("FXPOOL_JOB_MEMORY", "8G", 8 << 30),
         ("FXPOOL_JOB_MEMORY", "auto", None),
         ("FXPOOL_MEMORY_HIGH_WATERMARK", "0.75", 0.75),
+        ("FXPOOL_REMOTE_WAIT", "Auto", None),
+        ("FXPOOL_REMOTE_WAIT", "0", 0.0),
+        ("FXPOOL_REMOTE_WAIT", "2m", 120.0),
         ("TORCHINDUCTOR_FX_COMPILE_MODE", "SERIALIZE", "serialize"),
     ],
 )
@@ -125,6 +128,7 @@ def test_paths_are_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
         ("FXPOOL_JOB_MEMORY", "half", "or auto"),
         ("FXPOOL_MEMORY_HIGH_WATERMARK", "90", "at most 1"),
         ("FXPOOL_POOL", "tcp://there:1", "not supported yet"),
+        ("FXPOOL_REMOTE_WAIT", "long", "0, or auto"),
         ("FXPOOL_STAGES", "max-autotune", "as JSON"),
         ("FXPOOL_STAGES", "[]", "max_autotune"),
         ("FXPOOL_STAGES", "[1]", "max_autotune"),

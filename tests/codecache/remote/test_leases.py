@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import hashlib
+import os
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -125,6 +129,30 @@ def test_in_s3_the_clock_is_that_of_the_machine_that_waits(servers: dict[str, st
     assert not waiter.lease(NAME, "b", 10.0, deadline()), "it lives after all"
     now[0] += 10.0
     assert waiter.lease(NAME, "b", 10.0, deadline()) and not holder.renew(NAME, "a", 10.0, deadline())
+
+
+def test_a_lease_stays_the_parent_s_after_a_fork(servers: dict[str, str]) -> None:
+    address = servers["redis"]
+    connect = lambda seconds: addresses.connect(address, seconds)  # noqa: E731  as the settings have it
+    with contextlib.closing(connect(DELAY)) as other:
+        made = Leases(connect, Breaker(DELAY), threading.Lock(), lambda _: False, DELAY)
+        _, lease = made.wait("cd" * 32, lambda: None, 0.0)
+        assert lease is not None
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # that there are threads is the point
+            child = os.fork()
+        if child == 0:
+            try:
+                made.release(lease)
+                made.close()
+                os._exit(threading.active_count() - 1)
+            finally:
+                os._exit(9)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert other.is_leased(lease.name, LONG, deadline())
+        made.release(lease)
+        _until(lambda: not other.is_leased(lease.name, LONG, deadline()))
+        made.close()
 
 
 def test_a_redis_without_the_rights_for_leases_stays_in_use(tmp_path: Path) -> None:
@@ -271,10 +299,10 @@ def test_a_lease_is_renewed_and_a_lapsed_one_is_taken_over(
 ) -> None:
     monkeypatch.setattr(leases, "PERIOD", 0.3)
     first, second = machines(), machines()
-    leased(first)
+    held = [leased(first)]
     _until(lambda: table.renewed >= 3)
     table.tokens.clear()  # as the server does once renewals stay away
-    leased(second)
+    held.append(leased(second))
     _until(lambda: counted().get("lost") == 1)
     assert counted() == {"taken": 2, "lost": 1}
 
@@ -299,6 +327,25 @@ def test_a_wait_ends_after_the_estimate_and_not_again_and_again(table: Table, ma
     assert machine.wait(KEY, nothing, LONG) == (None, None)
     assert time.monotonic() - begun < LONG / 2, "it has waited in vain too often"
     assert counted() == {"gave_up": leases.MOST_IN_VAIN + 1}
+
+
+def test_a_lease_that_was_never_released_lapses(
+    table: Table, machines: Callable[..., Leases], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after an interrupt between the take and the compile."""
+    monkeypatch.setattr(leases, "PERIOD", 0.15)
+    machine = machines()
+    lease = leased(machine)
+    _until(lambda: table.renewed >= 2)
+    del lease
+    gc.collect()
+
+    def renewed_since() -> int:
+        before = table.renewed
+        time.sleep(0.3)
+        return table.renewed - before
+
+    _until(lambda: renewed_since() == 0)
 
 
 def test_a_process_that_ends_does_not_wait(table: Table, machines: Callable[..., Leases]) -> None:
