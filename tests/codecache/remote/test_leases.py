@@ -133,7 +133,10 @@ def test_in_s3_the_clock_is_that_of_the_machine_that_waits(servers: dict[str, st
 
 def test_a_lease_stays_the_parent_s_after_a_fork(servers: dict[str, str]) -> None:
     address = servers["redis"]
-    connect = lambda seconds: addresses.connect(address, seconds)  # noqa: E731  as the settings have it
+
+    def connect(seconds: float) -> Client:
+        return addresses.connect(address, seconds)
+
     with contextlib.closing(connect(DELAY)) as other:
         made = Leases(connect, Breaker(DELAY), threading.Lock(), lambda _: False, DELAY)
         _, lease = made.wait("cd" * 32, lambda: None, 0.0)
