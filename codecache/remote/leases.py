@@ -145,7 +145,7 @@ class Leases:
         """Wait until no machine holds a lease; return False if that takes until `end`. Raises RemoteError."""
         pause = _FIRST_PAUSE
         while True:
-            begun = self._clock()
+            start = self._clock()
             if not self._ask(lambda client, deadline: client.is_leased(name, PERIOD, deadline)):
                 return True
             now = self._clock()
@@ -153,14 +153,14 @@ class Leases:
             if now >= end or is_ending():
                 return False
             with interruptions.let_through():
-                time.sleep(min(max(pause, _ANSWERS * (now - begun)), _LONGEST_OF_ALL, end - now))
+                time.sleep(min(max(pause, _ANSWERS * (now - start)), _LONGEST_OF_ALL, end - now))
 
     def _take(self, name: str) -> Lease | None:
         """Take a lease; None if another holds it. Raises RemoteError."""
-        token, begun = os.urandom(16).hex(), self._clock()
+        token, start = os.urandom(16).hex(), self._clock()
         if not self._ask(lambda client, deadline: client.lease(name, token, PERIOD, deadline)):
             return None
-        lease = Lease(name, token, due=begun + PERIOD / 3, lapses=begun + PERIOD)
+        lease = Lease(name, token, due=start + PERIOD / 3, lapses=start + PERIOD)
         with self._lock:
             self._held.add(lease)
             self._released.clear()
@@ -183,14 +183,14 @@ class Leases:
         if not allowance or self._refused or self._closed:
             raise RemoteError("client", "the remote cache is not in use")
         question = _Question(function, allowance)
-        begun = self._clock()
+        start = self._clock()
         with self._lock:
             self._questions.append(question)
         self._wake()
         with interruptions.let_through():
             in_time = question.over.wait(allowance)
         error = question.error if in_time else RemoteError("timeout")
-        self._settle(error, self._clock() - begun)
+        self._settle(error, self._clock() - start)
         if error is not None:
             raise error
         result: T = question.result

@@ -96,8 +96,9 @@ class Record(msgspec.Struct, kw_only=True):
     are names that code looks up and does not mention. `environment` is the digest of environment variables
     (`environment`), and `devices` has the properties of CUDA devices, if the code mentions them. `virtual` are the
     classes that are registered as subclasses of the abstract classes among the objects. `results` are those of
-    functions that Dynamo calls while it traces: they are called again
-    to compare. `answers` are (module, attribute, whether there is one) of modules that compute their attributes, and
+    functions that Dynamo calls while it traces: they are called again to compare.
+
+    `answers` are (module, attribute, whether there is one) of modules that compute their attributes, and
     `listed` are (module, class, digest of the names in it), or ("", module, digest), where code calls ``dir()``.
     `proof` is the number of facts that were changed in a copy, which then did not fit.
     """

@@ -72,11 +72,11 @@ def turn(captured: Captured, attempt: Attempt, store: LocalStore | None, load: L
             durations.longest() if patience is None else patience,
             attempt.is_ending,
         )
-    begun = time.monotonic()
+    start = time.monotonic()
     try:
         yield served
         if served is None:
-            durations.add(time.monotonic() - begun)
+            durations.add(time.monotonic() - start)
     finally:
         if lease is not None:
             leases.release(lease, after=keys)

@@ -59,9 +59,7 @@ def surround(around: Around) -> None:
 
         @functools.wraps(_original)
         def compile_frame(*args: Any, **kwargs: Any) -> Any:
-            bound = parameters.bind(*args, **kwargs).arguments
-
-            call = _call(bound)
+            call = _call(parameters.bind(*args, **kwargs).arguments)
 
             def trace(recorder: Recorder | None) -> Any:
                 if recorder is None:

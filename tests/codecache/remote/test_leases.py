@@ -178,7 +178,7 @@ def test_a_redis_without_the_rights_for_leases_stays_in_use(tmp_path: Path) -> N
         made.close()
 
 
-# ---------------------------------------------------------------- who waits
+# ---------------------------------------------------------------- waiting
 
 
 class Table:
@@ -322,13 +322,13 @@ def test_a_waiting_machine_takes_over(table: Table, machines: Callable[..., Leas
 def test_a_wait_ends_after_the_estimate_and_not_again_and_again(table: Table, machines: Callable[..., Leases]) -> None:
     table.tokens[NAME] = "of a machine that hangs"
     machine = machines()
-    begun = time.monotonic()
+    start = time.monotonic()
     for _ in range(leases.MOST_IN_VAIN):
         assert machine.wait(KEY, nothing, 0.2) == (None, None)
-    assert time.monotonic() - begun >= 0.2 * leases.MOST_IN_VAIN
-    begun = time.monotonic()
+    assert time.monotonic() - start >= 0.2 * leases.MOST_IN_VAIN
+    start = time.monotonic()
     assert machine.wait(KEY, nothing, LONG) == (None, None)
-    assert time.monotonic() - begun < LONG / 2, "it has waited in vain too often"
+    assert time.monotonic() - start < LONG / 2, "it has waited in vain too often"
     assert counted() == {"gave_up": leases.MOST_IN_VAIN + 1}
 
 
@@ -375,9 +375,9 @@ def test_a_remote_that_fails_while_a_machine_waits_costs_no_more_than_the_wait(
     timer = threading.Timer(0.2, fail)
     timer.start()
     machine = machines()
-    begun = time.monotonic()
+    start = time.monotonic()
     assert machine.wait(KEY, nothing, LONG) == (None, None)
-    assert time.monotonic() - begun < LONG / 2
+    assert time.monotonic() - start < LONG / 2
     timer.join()
     assert counted() == {"gave_up": 1}
     assert counted("remote") == {"error:lease_closed": 1, "left_alone": 1}
@@ -392,11 +392,11 @@ def test_a_server_that_gives_no_leases_costs_one_delay(behaviour: str) -> None:
         made = Leases(
             lambda seconds: addresses.connect(address, seconds), Breaker(0.5), threading.Lock(), lambda _: False, 0.5
         )
-        begun = time.monotonic()
+        start = time.monotonic()
         results = [made.wait(KEY, nothing, 2.0) for _ in range(4)]
         if behaviour == "senseless":
             assert results[0][1] is not None, "any answer but none means that it was stored"
         else:
             assert results == [(None, None)] * 4
-        assert time.monotonic() - begun < LONG
+        assert time.monotonic() - start < LONG
         made.close()
