@@ -72,7 +72,8 @@ def _step(call: Any) -> Any:
             results += [out.detach(), x.grad]
     counted = {name: count for name, count in counters["inductor"].items() if "cudagraph" in name}
     facts = sorted(finished, key=lambda one: bool(one["backward"]))
-    return {"results": results, "seen": call.seen.clone(), "finished": facts, "counted": counted}
+    loaded = counters["inductor"]["fxgraph_cache_hit"] + counters["aot_autograd"]["autograd_cache_hit"]
+    return {"results": results, "seen": call.seen.clone(), "finished": facts, "counted": counted, "loaded": loaded}
 
 
 def _eager() -> list[Any]:
@@ -85,10 +86,18 @@ def _eager() -> list[Any]:
     return expected
 
 
+def _loaded_by_stock(beside_stock: BesideStock) -> Seen:
+    """Return what stock Inductor gives when it loads its graphs; its own cache missed a second time once, in CI."""
+    for _ in range(4):
+        stock = beside_stock.stock(_compile, _step)
+        if stock.value["loaded"]:
+            return stock
+    pytest.fail(f"stock Inductor finds none of its graphs again: {dict(counters['inductor'])}")
+
+
 def _as_stock(beside_stock: BesideStock, graphs: int) -> Seen:
-    """What stock Inductor gives that finds its graphs again; compare fxpool with it, which compiles so many graphs."""
-    beside_stock.stock(_compile, _step)
-    stock = beside_stock.stock(_compile, _step)
+    """Compare fxpool, whose workers compile `graphs` graphs, with stock Inductor that loads its graphs."""
+    stock = _loaded_by_stock(beside_stock)
     for hits in (0, graphs):
         found = beside_stock.fxpool(_compile, _step)
         assert found.counts == {"worker": graphs - hits, "in_process": 0, "hits": hits}
