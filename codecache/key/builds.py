@@ -1,0 +1,28 @@
+"""Digests of what this machine compiles with, by name: a farm gives a job only to machines with equal ones.
+
+They are the facts of a key's components `system` and `toolchain`, without what is the same for all graphs of a program.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+from fxpool.codecache.key import system, toolchain
+
+__all__ = ["digests"]
+
+# Digits: enough to tell builds apart by name. What may be served is decided by keys.
+_DIGITS = 16
+
+
+def digests(root: str | None = None, *, cpp: bool = True) -> dict[str, str]:
+    """Return the digests by name; `root` is the directory of cached facts about the tool chain.
+
+    Without `cpp` the facts are left out that do not affect code for other devices than the CPU.
+    """
+    facts = dict(system.system_facts(root))
+    if cpp:
+        facts |= toolchain.toolchain_facts(root)
+    else:
+        facts = {name: value for name, value in facts.items() if name not in system.OF_CPU}
+    return {name: hashlib.sha256(str(value).encode()).hexdigest()[:_DIGITS] for name, value in sorted(facts.items())}

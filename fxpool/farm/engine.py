@@ -1,0 +1,98 @@
+"""What a farm needs of a cluster engine: run a job, withdraw it, and list the machines.
+
+An engine is a module with two classes. One connects to the engine's scheduler, in the bridge of each host:
+
+    connect   raises EngineError if the scheduler does not answer
+    machines  the machines that have announced themselves, of which none has been silent for `SILENCE` seconds
+    run       one job; cancelling the coroutine withdraws it
+    close
+
+The other makes a machine of the farm out of this one (``fxpool farm worker``): it announces what `Here.announced`
+returns, and answers jobs with `Here.run`. Jobs with the same key are one task of the engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+
+from fxpool.errors import ConfigurationError
+from fxpool.pool.wire.farm import Machine
+
+__all__ = ["PERIOD", "SILENCE", "Answer", "Engine", "EngineError", "Worker", "engine_of", "worker_of"]
+
+#: Seconds between two lists of machines, and until a scheduler or a machine that says nothing counts as gone.
+PERIOD, SILENCE = 1.0, 4.0
+
+
+class EngineError(Exception):
+    """The engine cannot run the job, or cannot be reached; the message is for people."""
+
+
+class Answer(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A machine's answer to a job, packed with MessagePack: its result, or the reason (`error`) for having none."""
+
+    machine: str
+    seconds: float = 0.0
+    error: str = ""
+    payload: bytes = b""
+
+
+class Engine(Protocol):
+    """A connection to a farm's scheduler, on one event loop. Every method may raise EngineError."""
+
+    async def connect(self) -> None:
+        """Connect within `SILENCE` seconds."""
+
+    async def machines(self) -> list[Machine]:
+        """Return the farm's machines. Raises EngineError if the scheduler does not answer within `SILENCE` seconds."""
+
+    async def run(self, key: str, order: bytes, machines: Sequence[str], priority: int) -> bytes:
+        """Run a job on one of `machines` and return its packed `Answer`.
+
+        A job whose machine is lost runs again on another one. Raises EngineError once none of them is left.
+        """
+
+    async def close(self) -> None:
+        """Disconnect. Never raises."""
+
+
+class Worker(Protocol):
+    """This machine as a part of a farm."""
+
+    def serve(self) -> None:
+        """Announce this machine and run jobs, until SIGTERM or SIGINT. Raises EngineError: no scheduler answers."""
+
+
+def engine_of(address: str) -> Engine:
+    """Return the engine for an address. Raises ConfigurationError: it is no farm's, or the engine is not installed."""
+    if address.startswith(("dask://", "dask+tls://")):
+        from fxpool.farm.dask_engine import DaskEngine  # imports the engine: only that one need be installed
+
+        return DaskEngine(address)
+    if address.startswith("ray://"):
+        from fxpool.farm.ray_engine import RayEngine  # as above
+
+        return RayEngine(address)
+    raise _unknown(address)
+
+
+def worker_of(address: str, slots: int) -> Worker:
+    """Return this machine with so many slots, for `serve`. Raises ConfigurationError as `engine_of`."""
+    if address.startswith(("dask://", "dask+tls://")):
+        from fxpool.farm.dask_engine import DaskWorker  # as above
+
+        return DaskWorker(address, slots)
+    if address.startswith("ray://"):
+        from fxpool.farm.ray_engine import RayWorker  # as above
+
+        return RayWorker(address, slots)
+    raise _unknown(address)
+
+
+def _unknown(address: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"{address!r} is not the address of a farm", remedy="give dask://host:8786, dask+tls://host:8786 or ray://host:10001"
+    )

@@ -1,0 +1,166 @@
+"""This machine as a part of a farm: runs its jobs in fxpool's own server here, with its limits and retries.
+
+A job's worker may crash, hang or run out of memory: its server ends it, and the engine's process goes on. An answer
+without a result says why; the asking host then compiles the graph itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from fxpool import config, notices
+from fxpool.codecache.key import builds
+from fxpool.errors import ConfigurationError, FxpoolError
+from fxpool.farm.engine import Answer
+from fxpool.lowering.core.runtime import runtime
+from fxpool.lowering.core.farm_orders import FarmOrder
+from fxpool.pool import JobSpec
+from fxpool.pool.wire.farm import Machine, Order
+
+if TYPE_CHECKING:
+    from fxpool.pool import Job
+
+__all__ = ["Here", "of_this_process", "run"]
+
+log = notices.logger(__name__)
+
+# Seconds for which a job may wait for the machine's server to start, and to be compiled if its host sets no limit.
+_TIMEOUT = 3600.0
+# Seconds between two looks at this machine's builds.
+_BUILDS_SECONDS = 10.0
+
+
+class Here:
+    """This machine, with so many slots. Thread-safe."""
+
+    def __init__(self, slots: int) -> None:
+        """Start this machine's server. Raises ConfigurationError without a key, StoreError without a cache."""
+        settings = config.current()
+        if settings.remote_key_file is None:
+            raise ConfigurationError(
+                "a farm's machine needs a key to authenticate requests and results",
+                remedy="create a key with `fxpool cache key FILE` on one machine, copy it to the others, and set "
+                "FXPOOL_REMOTE_KEY_FILE=FILE",
+            )
+        from fxpool.codecache.bundle.authentication import Keyring  # of a machine only
+
+        Keyring.load(settings.remote_key_file)
+        store = runtime.store()
+        if store is None:
+            raise ConfigurationError(f"a farm's machine needs a cache, and {settings.cache_dir} cannot be used")
+        self.slots = slots
+        self.name = f"{socket.gethostname()}:{os.getpid()}"
+        self._key_file = os.path.abspath(settings.remote_key_file)
+        self._store = store.root
+        self._tools = runtime.toolchain_directory(store)
+        self._lock = threading.Lock()
+        self._jobs: dict[str, Job] = {}
+        self._builds: dict[str, str] = {}
+        self._looked = float("-inf")
+        runtime.pool().start(wait=True)
+
+    def announced(self, address: str = "") -> Machine:
+        """Return this machine as its farm lists it."""
+        return Machine(
+            name=self.name, address=address, slots=self.slots, jobs=len(self._jobs), builds=self.builds()
+        )
+
+    def builds(self) -> dict[str, str]:
+        """Return the digests of what this machine compiles with; its compilers may change while it runs."""
+        now = time.monotonic()
+        if now - self._looked >= _BUILDS_SECONDS:
+            self._looked = now
+            self._builds = builds.digests(self._tools)
+        return self._builds
+
+    def run(self, packed: bytes) -> bytes:
+        """Run a job and wait for it; return the packed `Answer`. Never raises."""
+        start = time.monotonic()
+        answer = Answer(machine=self.name)
+        try:
+            order = msgspec.msgpack.decode(packed, type=Order)
+            answer.payload = self._run(order)
+        except Exception as error:  # a worker's exception may be of any class
+            answer.error = _described(error)
+            log.warning("no result for a job of the farm: %s", answer.error)
+        answer.seconds = time.monotonic() - start
+        return msgspec.msgpack.encode(answer)
+
+    def _run(self, order: Order) -> bytes:
+        payload = FarmOrder(
+            key=order.key,
+            seal=order.seal,
+            request=order.payload,
+            builds=order.builds,
+            store=self._store,
+            toolchain_dir=self._tools,
+            key_file=self._key_file,
+        )
+        spec = JobSpec(
+            label=order.label,
+            environment=order.environment,
+            timeout=order.timeout or _TIMEOUT,
+            memory=config.current().job_memory,
+            flight=f"farm {order.key}",
+        )
+        job = runtime.pool().submit(order.function, msgspec.msgpack.encode(payload), spec)
+        with self._lock:
+            self._jobs[order.key] = job
+        try:
+            return job.result()
+        finally:
+            with self._lock:
+                if self._jobs.get(order.key) is job:
+                    del self._jobs[order.key]
+
+    def cancel(self, key: str) -> None:
+        """End a job that no host waits for any more. No-op if it has ended."""
+        with self._lock:
+            job = self._jobs.get(key)
+        if job is not None:
+            job.cancel()
+
+    def close(self) -> None:
+        """Withdraw all jobs."""
+        with self._lock:
+            jobs: Sequence[Job] = list(self._jobs.values())
+        for job in jobs:
+            job.cancel()
+        runtime.close()
+
+
+def _described(error: BaseException) -> str:
+    message = error.message if isinstance(error, FxpoolError) else str(error)
+    return f"{type(error).__name__}: {message}"[:500]
+
+
+# ---------------------------------------------------------------- the engine's process
+
+_here: Here | None = None
+
+
+@contextlib.contextmanager
+def of_this_process(here: Here):  # type: ignore[no-untyped-def]
+    """Make `run` run jobs on `here`."""
+    global _here
+    _here = here
+    try:
+        yield here
+    finally:
+        _here = None
+        here.close()
+
+
+def run(packed: bytes) -> bytes:
+    """Run a job on this process's machine, as `Here.run`. It is the function of the engine's tasks."""
+    if _here is None:
+        return msgspec.msgpack.encode(Answer(machine=socket.gethostname(), error="this process is no farm's machine"))
+    return _here.run(packed)

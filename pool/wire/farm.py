@@ -1,0 +1,110 @@
+"""The messages between a host's server and the bridge process that connects it to a farm (`fxpool.farm.bridge`).
+
+A farm is a set of machines behind a cluster engine (Dask, Ray). The server sends whole jobs, and the bridge answers
+each with a `Result` or with `Lost`, unless the server has withdrawn it. The bridge lists the farm's machines every few
+seconds: a bridge that is silent for longer, or says `Gone`, has no farm.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+__all__ = ["Away", "FromBridge", "Gone", "Machine", "Machines", "Order", "Lost", "Result", "Run", "ToBridge", "Withdraw"]
+
+
+class Away(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """How a job may run on a farm: a part of `messages.Submit`.
+
+    `farm` is the address of the farm, `key` is equal for jobs with the same result, from any host. `function` runs
+    there instead of the job's own, with an `Order`. `seal` authenticates the payload. `environment` are the variables
+    that affect the result. `builds` are digests by name; a machine whose digests differ does not get the job. `wait` is
+    the number of seconds after which the host runs the job itself, if its jobs do not take that long.
+    """
+
+    farm: str
+    key: str
+    function: str
+    seal: bytes
+    environment: dict[str, str]
+    builds: dict[str, str]
+    wait: float
+
+
+class Order(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A job as a machine of the farm gets it, packed with MessagePack: the fields of the host's `Away` and `Submit`."""
+
+    key: str
+    label: str
+    function: str
+    seal: bytes
+    environment: dict[str, str]
+    builds: dict[str, str]
+    timeout: float | None
+    payload: bytes
+
+
+class Machine(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A machine of the farm.
+
+    `address` is the engine's name for it. It runs `slots` jobs at a time, and has `jobs` of them, waiting ones
+    included. `builds` are its digests by name, as in `Away`.
+    """
+
+    name: str
+    address: str
+    slots: int
+    jobs: int
+    builds: dict[str, str]
+
+
+# ---------------------------------------------------------------- server to bridge
+
+
+class Run(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """Runs a job on one of `machines`, which are addresses. The payload is the packed `Order`."""
+
+    job: int
+    key: str
+    priority: int
+    machines: list[str]
+
+
+class Withdraw(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """Withdraws a job. It ends unless another host waits for it."""
+
+    job: int
+
+
+# ---------------------------------------------------------------- bridge to server
+
+
+class Machines(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """Lists the machines that the farm has now."""
+
+    machines: list[Machine]
+
+
+class Result(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """The job's function returned after `seconds` on the machine of this name; the payload is its result."""
+
+    job: int
+    machine: str
+    seconds: float
+
+
+class Lost(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """The job has no result. `machine` is empty unless it failed there."""
+
+    job: int
+    reason: str
+    machine: str = ""
+
+
+class Gone(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """The farm cannot be reached, and its jobs are lost. The bridge goes on trying, and lists the machines again."""
+
+    reason: str
+
+
+ToBridge = Run | Withdraw
+FromBridge = Machines | Result | Lost | Gone
