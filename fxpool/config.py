@@ -75,6 +75,12 @@ class Settings:
     remote_wait: float | None
     """Seconds to wait for a graph that another machine is compiling for the remote cache, before it is compiled on this
     machine as well. None (`auto`): as long as the longest of this process's last compiles. 0: no machine waits."""
+    farm: str | None
+    """Address of machines that compile for this host: ``dask://scheduler:8786``, ``dask+tls://`` or
+    ``ray://head:10001``. Only machines with the same builds get a graph; `remote_key_file` authenticates both ways."""
+    farm_wait: float
+    """Seconds to wait for a farm's result, before the graph is compiled on this host as well; twice the time of the
+    farm's last jobs, if that is more."""
     pool: str
     """`host`: one server and its workers for all processes of this user and environment. `embedded`: a server that
     lives and dies with this process. `off`: everything compiles in this process."""
@@ -150,6 +156,8 @@ _TABLE: dict[str, _Row] = {
     "remote_use": _Row(setting_values.as_remote_use, lambda: "read-write"),
     "remote_timeout": _Row(setting_values.as_seconds, lambda: 1.0),
     "remote_wait": _Row(setting_values.as_wait, lambda: None),
+    "farm": _Row(setting_values.as_farm, lambda: None),
+    "farm_wait": _Row(setting_values.as_seconds, lambda: 30.0),
     "pool": _Row(setting_values.as_pool, lambda: "host"),
     "workers": _Row(setting_values.as_workers, lambda: None),
     "strict": _Row(setting_values.as_bool, lambda: False),
@@ -285,6 +293,8 @@ def configure(
     remote_use: str | None = _UNSET,
     remote_timeout: _Seconds = _UNSET,
     remote_wait: _Seconds = _UNSET,
+    farm: str | None = _UNSET,
+    farm_wait: _Seconds = _UNSET,
     pool: str | None = _UNSET,
     workers: _Number = _UNSET,
     strict: _Switch = _UNSET,

@@ -279,6 +279,7 @@ def as_count(value: object) -> int | None:
     return number
 
 
+_FARM = re.compile(r"(dask|dask\+tls|ray)://[^\s/]+:[0-9]+")
 _ADDRESS = re.compile(r"(redis|rediss|unix|s3)://[^\s]+")
 
 
@@ -287,6 +288,14 @@ def as_address(value: object) -> str:
     text = str(value).strip()
     if not _ADDRESS.fullmatch(text):
         raise BadValue("an address such as redis://host:6379/0, rediss://..., unix:///path or s3://bucket/prefix")
+    return text
+
+
+def as_farm(value: object) -> str:
+    """Parse the address of a farm."""
+    text = str(value).strip()
+    if not _FARM.fullmatch(text):
+        raise BadValue("an address such as dask://scheduler:8786, dask+tls://scheduler:8786 or ray://head:10001")
     return text
 
 

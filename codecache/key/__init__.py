@@ -6,6 +6,7 @@ cacheable         decides which graphs may be cached, with a reason for each byp
 configured        identifies code set in the configuration: passes, estimators, choices
 system            facts about this installation and machine
 toolchain         facts about the C++ compiler
+builds            digests of both, by name, for machines that compile for each other
 headers           digests of the headers that generated C++ includes, as the compiler lists them
 source_toolchain  facts about the compilers of CUDA, ROCm and Halide sources
 programs          digests of the programs that a compiler command runs

@@ -10,6 +10,7 @@ recompute  `cache verify --recompute`
 keys       `cache key`
 remove     `cache rm`
 frames     `frames`
+farm       `farm`
 server     `serve`, `status` and `stop`
 device     `device`
 bench      `bench`

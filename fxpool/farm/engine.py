@@ -94,5 +94,6 @@ def worker_of(address: str, slots: int) -> Worker:
 
 def _unknown(address: str) -> ConfigurationError:
     return ConfigurationError(
-        f"{address!r} is not the address of a farm", remedy="give dask://host:8786, dask+tls://host:8786 or ray://host:10001"
+        f"{address!r} is not the address of a farm",
+        remedy="give dask://host:8786, dask+tls://host:8786 or ray://host:10001",
     )

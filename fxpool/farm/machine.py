@@ -7,11 +7,12 @@ without a result says why; the asking host then compiles the graph itself.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -20,8 +21,9 @@ from fxpool import config, notices
 from fxpool.codecache.key import builds
 from fxpool.errors import ConfigurationError, FxpoolError
 from fxpool.farm.engine import Answer
+from fxpool.lowering.core.farm_orders import PREPARE_FOR_OTHERS_JOB, FarmOrder
 from fxpool.lowering.core.runtime import runtime
-from fxpool.lowering.core.farm_orders import FarmOrder
+from fxpool.lowering.cpp import host_facts
 from fxpool.pool import JobSpec
 from fxpool.pool.wire.farm import Machine, Order
 
@@ -69,9 +71,7 @@ class Here:
 
     def announced(self, address: str = "") -> Machine:
         """Return this machine as its farm lists it."""
-        return Machine(
-            name=self.name, address=address, slots=self.slots, jobs=len(self._jobs), builds=self.builds()
-        )
+        return Machine(name=self.name, address=address, slots=self.slots, jobs=len(self._jobs), builds=self.builds())
 
     def builds(self) -> dict[str, str]:
         """Return the digests of what this machine compiles with; its compilers may change while it runs."""
@@ -104,6 +104,7 @@ class Here:
             toolchain_dir=self._tools,
             key_file=self._key_file,
         )
+        packed = msgspec.msgpack.encode(payload)
         spec = JobSpec(
             label=order.label,
             environment=order.environment,
@@ -111,7 +112,8 @@ class Here:
             memory=config.current().job_memory,
             flight=f"farm {order.key}",
         )
-        job = runtime.pool().submit(order.function, msgspec.msgpack.encode(payload), spec)
+        job = runtime.pool().submit(order.function, packed, spec)
+        self._prepare(packed, spec)
         with self._lock:
             self._jobs[order.key] = job
         try:
@@ -120,6 +122,17 @@ class Here:
             with self._lock:
                 if self._jobs.get(order.key) is job:
                     del self._jobs[order.key]
+
+    def _prepare(self, packed: bytes, spec: JobSpec) -> None:
+        """Have a worker probe this machine's compiler and precompile the header, unless that is done."""
+        tools = self._tools
+        if tools is None or host_facts.are_kept(tools) or not host_facts.worth_preparing():
+            return
+        if runtime.may_ask_to_prepare(tools):
+            spare = dataclasses.replace(
+                spec, label="this machine's toolchain", timeout=None, retries=0, flight="host of the farm", spare=True
+            )
+            runtime.pool().submit(PREPARE_FOR_OTHERS_JOB, packed, spare)
 
     def cancel(self, key: str) -> None:
         """End a job that no host waits for any more. No-op if it has ended."""
@@ -148,7 +161,7 @@ _here: Here | None = None
 
 
 @contextlib.contextmanager
-def of_this_process(here: Here):  # type: ignore[no-untyped-def]
+def of_this_process(here: Here) -> Iterator[Here]:
     """Make `run` run jobs on `here`."""
     global _here
     _here = here

@@ -48,6 +48,8 @@ class ShownStats(dict[str, Any]):
             rows["remote cache"] = f"{_ranked(remote)}; {self['remote_seconds']:.1f} s waited for"
         if any(self["leases"].values()):
             rows["leases"] = _ranked(self["leases"])
+        if any(self["farm"].values()):
+            rows["farm"] = _ranked(self["farm"])
         if self["background"]:
             rows["background"] = _ranked(Counter(graph["state"] for graph in self["background"]))
         rows["cache directory"] = "none yet"

@@ -37,6 +37,7 @@ class Outcome(enum.Enum):
 
     HIT = "hit"
     WORKER = "worker"
+    FARM = "farm"  # compiled by a machine of the farm
     JOINED = "joined"  # another process's compile of the same graph
     IN_PROCESS = "in_process"
     PARTS = "parts"  # level "fx": the graphs that AOTAutograd makes of it have separate records
@@ -50,6 +51,7 @@ class Outcome(enum.Enum):
 _STATES = {
     Outcome.HIT: ("ready", "from the cache"),
     Outcome.WORKER: ("ready", "compiled by a worker"),
+    Outcome.FARM: ("ready", "compiled by the farm"),
     Outcome.JOINED: ("ready", "compiled for another process"),
     Outcome.IN_PROCESS: ("ready", "compiled in this process"),
     Outcome.PARTS: ("ready", "in parts"),

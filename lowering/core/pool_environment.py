@@ -25,6 +25,9 @@ _ENVIRONMENT = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "LC_CTYPE",
                 "PYTHONHOME", "VIRTUAL_ENV", "SSL_CERT_FILE", "LD_PRELOAD", "PYTHONDONTWRITEBYTECODE",
                 "PYTHONPYCACHEPREFIX")  # fmt: skip
 
+# Prefixes of the settings of a farm's engine, for the server's bridge.
+_OF_ENGINES = ("DASK_", "RAY_")
+
 #: Variables that list visible devices. They are emptied while the zygote imports, and for jobs that need no device.
 DEVICES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 #: The variable with which ``fxpool run`` starts a program; workers do not get it. Without the underscore, it would be
@@ -38,6 +41,7 @@ _OF_THE_STARTER = ("PATH", "HOME")
 def zygote_environment() -> dict[str, str]:
     """Return the variables that a server and its zygote are started with."""
     variables = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
+    variables |= {name: value for name, value in os.environ.items() if name.startswith(_OF_ENGINES)}
     # A single thread while the zygote imports: forking needs that.
     variables.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", MKL_NUM_THREADS="1")
     # Checks for a GPU go through NVML (a CUDA call would mark the process as unsafe to fork), and no GPU is visible
@@ -69,7 +73,7 @@ def _import_path_of_libraries() -> list[str]:
 
     order = list(map(os.path.realpath, known(sys.path)))
     wanted = known(os.environ.get("PYTHONPATH", "").split(os.pathsep))
-    for module in ("fxpool", "torch", "triton", "sympy", "msgspec", "psutil", "tblib", "zstandard"):
+    for module in ("fxpool", "torch", "triton", "sympy", "msgspec", "psutil", "tblib", "zstandard", *_engines()):
         try:
             spec = importlib.util.find_spec(module)
         except ValueError:  # a module without a spec, made by the program
@@ -86,6 +90,11 @@ def _import_path_of_libraries() -> list[str]:
 
     directories = [p for p in dict.fromkeys(map(os.path.abspath, wanted)) if os.path.realpath(p) not in own]
     return sorted(directories, key=rank)
+
+
+def _engines() -> tuple[str, ...]:
+    """Return the packages that the server's bridge to a farm needs."""
+    return () if config.current().farm is None else ("distributed", "ray")
 
 
 # Prefixes of lines that are not paths to `site`: comments, and lines that are executed.

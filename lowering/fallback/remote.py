@@ -6,7 +6,8 @@
                       ├─▶ the result inline             if it may not be cached, or could not be written
                       ├─▶ queries for a device          timed here while the worker waits (`on_ask`); if it cannot
                       │                                 ask, timed here, and submitted again with the answers
-                      └─▶ a device that it has to see   submitted again with the devices visible
+                      ├─▶ a device that it has to see   submitted again with the devices visible
+                      └─▶ a farm's result               authenticated, and published here (`farm`)
 
 Several processes may want the same graph. They share one compile (single-flight), and its guards may not hold for all
 of them. Those processes submit a job again, for their own sizes.
@@ -27,7 +28,14 @@ from typing import TYPE_CHECKING, Any
 from fxpool import counters, notices
 from fxpool.codecache.key import toolchain
 from fxpool.codecache.store.store import FRESH, LocalStore
-from fxpool.errors import CannotReturnError, CannotTravelError, PoolUnavailableError, ServerLostError
+from fxpool.errors import (
+    CannotReturnError,
+    CannotTravelError,
+    CorruptEntryError,
+    NotAuthenticError,
+    PoolUnavailableError,
+    ServerLostError,
+)
 from fxpool.lowering.artifact import effects, lookup, sharing
 from fxpool.lowering.artifact.entry_parts import (
     Artifact,
@@ -42,7 +50,7 @@ from fxpool.lowering.core import job_place
 from fxpool.lowering.core.attempt import Attempt, Outcome
 from fxpool.lowering.core.runtime import runtime
 from fxpool.lowering.cpp import host_facts
-from fxpool.lowering.fallback import eager, failed_levels, turns, unimportable
+from fxpool.lowering.fallback import eager, failed_levels, farm, turns, unimportable
 from fxpool.lowering.fallback.eager import DEADLY
 from fxpool.lowering.request import ambient
 from fxpool.lowering.request.captured import Captured
@@ -59,7 +67,8 @@ from fxpool.torch_compat.dynamo import compile_times, log_state, torch_counters
 from fxpool.watch import events
 
 if TYPE_CHECKING:
-    from fxpool.pool import JobSpec
+    from fxpool.pool import Job, JobSpec
+    from fxpool.pool.wire.farm import Away
     from fxpool.torch_compat.cuda.padding import PaddingQuestion
 
 __all__ = ["compile_in_worker"]
@@ -114,40 +123,51 @@ def _one_job(
 ) -> Any | None:
     """Run one job and load its result; None if that is gone, or was compiled for another process and does not fit."""
     with attempt.timed("compile"):
-        reply, joined = _reply(captured, attempt, store, flight, inline)
+        reply, job = _reply(captured, attempt, store, flight, inline)
     compiled = reply.reference or reply.artifact
     if compiled is None:
         return None
-    others = joined or (reply.reference is not None and reply.reference.found)
-    attempt.outcome = Outcome.JOINED if others else Outcome.WORKER
+    others = job.joined or (reply.reference is not None and reply.reference.found)
+    attempt.outcome = Outcome.JOINED if others else Outcome.FARM if job.machine else Outcome.WORKER
     if not others:
-        counters.count("compiles", "worker")
+        if job.machine:
+            counters.count("farm", "compiled")
+        else:
+            counters.count("compiles", "worker")
         for phase, seconds in compiled.phases.items():
             attempt.spent(f"worker_{phase}", seconds)
         if compiled.guessed:
             counters.count("fallbacks", "templates_not_timed")
-    if compiled.unprepared:
+    if compiled.unprepared and not job.machine:
         _prepare_host(captured.request)
     with contextlib.nullcontext() if others else compile_times.told(compiled.times):
         if reply.reference is not None:
             loaded = _from_reference(reply.reference, captured, store, load, others)
         else:
             assert reply.artifact is not None
-            loaded = _from_artifact(reply.artifact, captured, attempt, store, load, others)
+            loaded = _from_artifact(reply.artifact, captured, attempt, store, load, others, bool(job.machine))
     if loaded is not None and others:
         counters.count("joined")
     return loaded
 
 
 def _from_artifact(
-    artifact: Artifact, captured: Captured, attempt: Attempt, store: LocalStore | None, load: Load, others: bool
+    artifact: Artifact,
+    captured: Captured,
+    attempt: Attempt,
+    store: LocalStore | None,
+    load: Load,
+    others: bool,
+    away: bool,
 ) -> Any | None:
-    if others and not effects.guards_hold(artifact.guards, captured.values()):
-        return None
+    """Publish and load a result that came inline; `away`: a farm may have compiled it for another host's sizes."""
+    fits = not (others or away) or effects.guards_hold(artifact.guards, captured.values())
     if not others and captured.key is not None and store is not None:
         from fxpool.lowering.artifact import publishing  # not needed for a hit
 
         publishing.publish_if_kept(artifact, captured.request, store, attempt.bypass)
+    if not fits:
+        return None
     return load(parts_of_artifact(artifact))
 
 
@@ -179,15 +199,18 @@ def _from_reference(
 
 def _reply(
     captured: Captured, attempt: Attempt, store: LocalStore | None, flight: str, inline: bool
-) -> tuple[CompileReply, bool]:
-    """Return the worker's final reply, and whether the job had been submitted by another client before.
+) -> tuple[CompileReply, Job]:
+    """Return the worker's final reply, and the job that it is of.
 
     If the reply has queries, they are answered, and the job is submitted again with the answers.
     """
     for _ in range(_MEASURINGS):
         request = dataclasses.replace(captured.request, store=None) if inline else captured.request
+        name = flight
+        if flight and request.measured:  # the result depends on the answers
+            name = f"{flight} {hashlib.sha256(repr(request.measured).encode()).hexdigest()}"
         try:
-            data, joined = _submit(captured, request, attempt, flight)
+            data, job = _submit(captured, request, attempt, name)
         except DEADLY as error:
             eager.add(store, attempt.key, attempt.label, error, captured.request.origin)
             raise
@@ -207,7 +230,7 @@ def _reply(
         else:
             eager.passed(store, attempt.key)
             break
-    return reply, joined
+    return reply, job
 
 
 def _answer(captured: Captured, attempt: Attempt, question: bytes) -> bytes:
@@ -233,37 +256,55 @@ def _retry_with_visible_devices(captured: Captured, asked: str) -> None:
     captured.show_devices()
 
 
-def _submit(captured: Captured, request: CompileRequest, attempt: Attempt, flight: str) -> tuple[bytes, bool]:
-    """Return the worker's reply, and whether the job had been submitted by another client before.
+def _submit(captured: Captured, request: CompileRequest, attempt: Attempt, flight: str) -> tuple[bytes, Job]:
+    """Return the worker's reply, and its job.
 
-    Losing a server is not the graph's fault: the job is submitted to another server.
+    Losing a server is not the graph's fault: the job is submitted to another server. If a farm's result cannot be
+    trusted, the job is submitted for this host.
     """
     payload = request.dump()
-    for _ in range(_SERVERS - 1):
+    away = farm.away(request, flight, payload) if flight and farm.may_take(request) else None
+    lost = 0
+    while True:
         try:
-            return _submit_once(captured, request, payload, attempt, flight)
+            data, job = _submit_once(captured, request, payload, attempt, flight, away)
         except ServerLostError as error:
+            lost += 1
+            if lost == _SERVERS:
+                raise
             log.warning("submitting %s again: %s", attempt.label, error)
-    return _submit_once(captured, request, payload, attempt, flight)
+            continue
+        if job.stayed and not job.joined:
+            counters.count("farm", f"home:{job.stayed}")
+        if not job.machine or away is None:
+            return data, job
+        try:
+            return farm.opened(away.key, data), job
+        except (NotAuthenticError, CorruptEntryError) as error:
+            log.warning("compiling %s here, machine %s of the farm: %s", attempt.label, job.machine, error)
+            counters.count("farm", "home:not_authentic")
+            away = None
 
 
 def _submit_once(
-    captured: Captured, request: CompileRequest, payload: bytes, attempt: Attempt, flight: str
-) -> tuple[bytes, bool]:
+    captured: Captured, request: CompileRequest, payload: bytes, attempt: Attempt, flight: str, away: Away | None
+) -> tuple[bytes, Job]:
     pool = runtime.pool()
     progress = None
     if events.listening():
         from fxpool.lowering.core.job_progress import JobProgress  # only if events are displayed or traced
 
         progress = JobProgress(attempt.label, attempt.stage, pool)
-    spec = dataclasses.replace(spec_of(request), label=attempt.label, flight=flight, priority=attempt.priority)
+    spec = dataclasses.replace(
+        spec_of(request), label=attempt.label, flight=flight, priority=attempt.priority, away=away
+    )
     on_ask = functools.partial(_answer, captured, attempt) if request.devices else None
     job = pool.submit(COMPILE_JOB, payload, spec, on_event=progress, on_ask=on_ask, on_record=log_state.prepare)
     if attempt.submitted is not None:
         attempt.submitted(job)
-    if request.toolchain_dir is not None and not host_facts.are_kept(request.toolchain_dir):
+    if away is None and request.toolchain_dir is not None and not host_facts.are_kept(request.toolchain_dir):
         _prepare_host(request, payload)
-    return job.result(), job.joined
+    return job.result(), job
 
 
 def spec_of(request: CompileRequest) -> JobSpec:

@@ -39,7 +39,7 @@ __all__ = ["InPieces"]
 log = notices.logger(__name__)
 
 # From the worst outcome to the best: a graph in pieces has the outcome of its worst piece.
-_WORST_FIRST = (Outcome.EAGER, Outcome.IN_PROCESS, Outcome.WORKER, Outcome.JOINED, Outcome.HIT)
+_WORST_FIRST = (Outcome.EAGER, Outcome.IN_PROCESS, Outcome.WORKER, Outcome.FARM, Outcome.JOINED, Outcome.HIT)
 
 
 class InPieces:

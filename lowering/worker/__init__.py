@@ -2,6 +2,7 @@
 
     jobs        the functions that a pool calls
     compiler    runs a request through AOTAutograd and Inductor; in the caller's process for mode ``serialize``
+    away        compiles requests of other hosts, on a farm's machine
     reused      takes the code of equal graphs from the cache
     packages    compiles an exported program with AOTInductor
     wrapper     links the generated module into code that loads without a compiler

@@ -39,15 +39,19 @@ def compile_job(payload: bytes) -> bytes:
     If the entry was written since the client's lookup, its reference is returned without a compile. A result that may
     not be cached, or cannot be written, is returned inline.
     """
+    return encode_reply(compile_loaded(CompileRequest.load(payload)))
+
+
+def compile_loaded(request: CompileRequest) -> CompileReply:
+    """Compile a request; see `compile_job`."""
     job = current_job()
     assert job is not None, "compile_job runs in a pool"
-    request = CompileRequest.load(payload)
     if (entry := lookup.present(request)) is not None:
         assert request.store is not None
         reference = Reference(
             store=request.store, key=entry.key, name=entry.name, seconds=entry.metadata.compile_seconds, found=True
         )
-        return encode_reply(CompileReply(reference=reference))
+        return CompileReply(reference=reference)
     preload.settle_assembler()
     times = compile_times.CompileTimes()
     if request.devices:
@@ -68,11 +72,11 @@ def compile_job(payload: bytes) -> bytes:
             )
             artifact = compiling.compile_request(request, kernel_jobs, phase=job.phase)
     except NotMeasuredError as error:
-        return encode_reply(CompileReply(questions=error.questions))
+        return CompileReply(questions=error.questions)
     except Exception as error:
         if request.devices and (asked := device_answers.unanswered(error)):
             log.info("cannot compile %s without a device, which it needs for: %s", request.label, asked, exc_info=True)
-            return encode_reply(CompileReply(unanswered=asked))
+            return CompileReply(unanswered=asked)
         raise
     if not artifact.reused:
         artifact.decisions = Decisions(
@@ -84,15 +88,15 @@ def compile_job(payload: bytes) -> bytes:
     job.phase("publishing")
     key = request.key_of(artifact.has_cpp())
     if key is None or request.store is None:
-        return encode_reply(CompileReply(artifact=artifact))
+        return CompileReply(artifact=artifact)
     if artifact.unkept or not publishing.is_admitted(artifact, request):
-        return encode_reply(CompileReply(artifact=artifact))
+        return CompileReply(artifact=artifact)
     try:
         store = LocalStore(request.store, request.bounds)
         entry = publishing.publish(artifact, key, store, request)
     except StoreError as error:
         artifact.unkept = str(error)
-        return encode_reply(CompileReply(artifact=artifact))
+        return CompileReply(artifact=artifact)
     reused.record(entry, store, artifact)
     reference = Reference(
         store=request.store,
@@ -105,7 +109,7 @@ def compile_job(payload: bytes) -> bytes:
         times=times,
         found=artifact.reused,
     )
-    return encode_reply(CompileReply(reference=reference))
+    return CompileReply(reference=reference)
 
 
 def prepare_job(payload: bytes) -> bytes:
@@ -114,15 +118,19 @@ def prepare_job(payload: bytes) -> bytes:
     The payload is the request of the host's first compile. Where all cores are busy, the job takes a small share: with
     none, a busy host would compile every graph without the header.
     """
+    prepare(CompileRequest.load(payload))
+    return b""
+
+
+def prepare(request: CompileRequest) -> None:
+    """Prepare the host; see `prepare_job`."""
     os.nice(10)
-    request = CompileRequest.load(payload)
     job = current_job()
     assert job is not None, "prepare_job runs in a pool"
     with job.in_the_background(), scratch_directory(), ambient.entered(request.ambient):
         host_facts.find(request.toolchain_dir)
         with host_facts.known(request.toolchain_dir):  # the facts may be stored while the header is not
             precompiled_header.command(request.toolchain_dir)
-    return b""
 
 
 def tables_job(_: bytes) -> bytes:

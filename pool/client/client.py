@@ -142,6 +142,7 @@ class PoolClient:
                 spare=spec.spare,
                 answers=on_ask is not None,
                 preparation=spec.preparation,
+                away=spec.away,
             )
 
         for _ in range(3):

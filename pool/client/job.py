@@ -22,7 +22,8 @@ class Job:
     """A submitted job.
 
     `worker_pid` and `attempts` are set when it starts. When it has ended, `seconds` is its time in the worker, and
-    `joined` says whether it joined another caller's job.
+    `joined` says whether it joined another caller's job. `machine` is the farm's machine that ran it, or empty; then
+    `stayed` is the reason, if a farm was to run it.
     """
 
     def __init__(self, withdraw: Callable[[int], None], number: int, label: str, client: object) -> None:
@@ -32,6 +33,7 @@ class Job:
         self.attempts = 0
         self.seconds: float | None = None
         self.joined = False
+        self.machine = self.stayed = ""
         self._withdraw = withdraw
         self._client = client  # keeps the client alive as long as the job
         self._pid = os.getpid()
@@ -153,7 +155,7 @@ class Job:
     def completed(self, message: m.Done, payload: memoryview) -> None:
         """Finish the job with its result."""
         self.worker_pid, self.attempts, self.seconds = message.worker, message.attempts, message.seconds
-        self.joined = message.joined
+        self.joined, self.machine, self.stayed = message.joined, message.machine, message.stayed
         self.finish(bytes(payload), None)
 
     def failed(self, message: m.Failed, payload: memoryview) -> None:

@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 
+from fxpool.pool.wire.farm import Away
 from fxpool.pool.wire.messages import Preparation
 
 __all__ = ["JobSpec"]
@@ -29,6 +30,7 @@ class JobSpec:
         reuse: the job leaves its process unchanged, and may run in a worker that ran other such jobs.
         spare: the job is best effort: it is for later callers. The server runs it while most slots are free, even
             after this process has left.
+        away: how a farm may run the job instead of this host.
         preparation: a function that workers call before the job, and its argument. Later workers of such jobs, in the
             same environment, are forked from a process that has called it.
 
@@ -48,6 +50,7 @@ class JobSpec:
     reuse: bool = False
     spare: bool = False
     preparation: Preparation | None = None
+    away: Away | None = None
 
     def __post_init__(self) -> None:
         if self.timeout is not None and not 0 < self.timeout < math.inf:

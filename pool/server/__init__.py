@@ -8,6 +8,7 @@ scheduler_state   the scheduler's records of jobs and workers
 decisions         actions for the server to carry out, and outcomes for callers
 outcomes          the server's records of jobs and workers, and the message that reports a job's end
 bounds            time and memory limits of running jobs
+farms             sends jobs to farms, and decides which of them run at home
 watch             compares the memory of jobs and host with the limits
 stops             notices suspended workers
 pauses            suspends jobs and zygote while clients measure

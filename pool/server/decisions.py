@@ -20,6 +20,8 @@ __all__ = [
     "NoWorker",
     "Outcome",
     "Park",
+    "Recall",
+    "Send",
     "Unavailable",
 ]
 
@@ -121,4 +123,18 @@ class Deliver:
     worker: int | None
 
 
-Action = Fork | Assign | Park | Kill | Grant | Deliver
+@dataclass(frozen=True)
+class Send:
+    """Give `job` to the farm."""
+
+    job: int
+
+
+@dataclass(frozen=True)
+class Recall:
+    """Withdraw `job` from the farm."""
+
+    job: int
+
+
+Action = Fork | Assign | Park | Kill | Grant | Deliver | Send | Recall

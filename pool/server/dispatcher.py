@@ -22,6 +22,7 @@ from fxpool.pool.host import processes
 from fxpool.pool.server import decisions as d
 from fxpool.pool.server import outcomes, report
 from fxpool.pool.server.bounds import Bounds
+from fxpool.pool.server.farms import Farms, Host
 from fxpool.pool.server.history import History
 from fxpool.pool.server.job_events import JobEvents
 from fxpool.pool.server.outcomes import Client, Exceeded, JobLogs, Work, Worker, WorkerResult
@@ -31,6 +32,7 @@ from fxpool.pool.server.scheduler import Scheduler
 from fxpool.pool.server.scheduler_state import Wishes
 from fxpool.pool.server.stops import Stops
 from fxpool.pool.server.watch import Limits, Watch
+from fxpool.pool.wire import farm as f
 from fxpool.pool.wire import messages as m
 from fxpool.pool.wire.connection import Connection
 from fxpool.pool.wire.protocol import encode
@@ -106,6 +108,7 @@ class Dispatcher:
         self._quiet: asyncio.TimerHandle | None = None
         self._still_since: float | None = None
         self._never_stopped: set[int] = set()
+        self.farms = Farms(Host(self._came, self._home, lambda: (slots, self.scheduler.used + self.scheduler.queued)))
 
     # ------------------------------------------------------------ requests of clients
 
@@ -164,6 +167,7 @@ class Dispatcher:
             priority=work.ask.priority,
             alone=work.ask.alone,
             spare=work.ask.spare,
+            away=work.ask.away is not None and work.client is not None and not work.ask.spare,
         )
         owner, parent = (work.client.number if work.client else None), (asker.number if asker else None)
         actions = self.scheduler.submit(work.key, wishes, owner=owner, parent=parent)
@@ -248,6 +252,10 @@ class Dispatcher:
                 self._assign(action)
             elif isinstance(action, d.Deliver):
                 self._deliver(action)
+            elif isinstance(action, d.Send):
+                self._send_away(self._jobs[action.job])
+            elif isinstance(action, d.Recall):
+                self.farms.recall(action.job)
             elif action.worker not in self._workers:
                 continue
             elif isinstance(action, d.Park):
@@ -365,6 +373,22 @@ class Dispatcher:
         self._to_zygote(m.Fork(worker=action.worker, log_path=str(path), branch=outcomes.branch_of(work.ask)), theirs)
         self.counters["forks"] += 1
         self._send(worker, run, work.payload)
+
+    # ------------------------------------------------------------ farms
+
+    def _send_away(self, work: Work) -> None:
+        self.farms.send(work.key, work.ask, work.payload)
+
+    def _came(self, job: int, result: f.Result, payload: memoryview) -> None:
+        """Deliver a farm's result."""
+        self.history.ran_on(job, result.machine, self.loop.time() - result.seconds)
+        self.do(self.scheduler.came(job, WorkerResult(True, result.seconds, payload, 0, result.machine)))
+
+    def _home(self, job: int, reason: str, still: bool) -> None:
+        """Run a job here that the farm does not run, or not in time."""
+        for work in self._asking(job):
+            work.stayed = reason
+        self.do(self.scheduler.home(job, still=still))
 
     # ------------------------------------------------------------ reusable workers
 
@@ -586,7 +610,7 @@ class Dispatcher:
         for worker in self._workers.values():
             if worker.pid is not None:
                 processes.kill_group(worker.pid)
-        processes.reap_strays(set(), seconds=2.0)
+        processes.reap_strays(self.farms.pids, seconds=2.0)
         for worker in list(self._workers.values()):
             if worker.connection is not None:
                 worker.connection.drain()
@@ -642,6 +666,7 @@ class Dispatcher:
             "workers": [worker.pid for worker in workers if worker.pid is not None],
             "fork_seconds": self.fork_seconds,
             "jobs": self.history.facts(),
+            "farms": self.farms.facts(),
         }
 
     def _number(self) -> int:

@@ -77,6 +77,13 @@ class History:
             self._phase(record, f"attempt {attempt}", at)
         self._changed(record)
 
+    def ran_on(self, job: int, machine: str, since: float) -> None:
+        """Record the farm's machine that has run `job`, and when it began."""
+        record = self._jobs.get(job)
+        if record is not None and record.ended is None:
+            record.machine, record.begun = machine, max(since, record.queued)
+            self._changed(record)
+
     def phase(self, job: int, name: str, at: float) -> None:
         """Record the phase that `job` enters."""
         record = self._jobs.get(job)

@@ -43,6 +43,7 @@ class Work:
     kind: str | None = None  # of reusable workers that may run it; None: only a new worker
     joined: bool = False  # it joined a job that was submitted before
     dropped: int = 0  # number of log records dropped because the caller does not read
+    stayed: str = ""  # why the farm did not run it
 
 
 @dataclass(eq=False)
@@ -97,12 +98,13 @@ class Worker:
 
 @dataclass(frozen=True)
 class WorkerResult:
-    """A worker's answer. With `ok`, the job's function returned; otherwise it raised."""
+    """A worker's answer, or a farm's. With `ok`, the job's function returned; otherwise it raised."""
 
     ok: bool
     seconds: float
     payload: memoryview
     pid: int
+    machine: str = ""
 
 
 @dataclass(frozen=True)
@@ -206,9 +208,16 @@ def outcome(action: d.Deliver, work: Work, worker: Worker | None) -> tuple[m.Don
         answer = outcome.answer
         assert isinstance(answer, WorkerResult)
         if answer.ok:
-            return m.Done(
-                job=number, worker=answer.pid, attempts=action.attempts, seconds=answer.seconds, joined=work.joined
-            ), answer.payload
+            done = m.Done(
+                job=number,
+                worker=answer.pid,
+                attempts=action.attempts,
+                seconds=answer.seconds,
+                joined=work.joined,
+                machine=answer.machine,
+                stayed=work.stayed,
+            )
+            return done, answer.payload
         failed.kind, failed.seconds, failed.worker = "exception", answer.seconds, answer.pid
         return failed, answer.payload
     if isinstance(outcome, d.Died):

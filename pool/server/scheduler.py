@@ -27,6 +27,10 @@ free or, with few slots, when the server reports `quiet`: otherwise it would com
 several asks wait for it, those jobs need it, and any free slot will do. One runs at a time, because it may release its
 slot and run for long. It is given up if its worker cannot start. If too many are queued, the oldest is cancelled.
 
+A job that may run **away** is given to the farm of its server (`Send`) instead of being queued, and is called back
+(`Recall`) when it ends. The server reports the farm's answer (`came`), or queues the job (`home`) when the farm does
+not want it or is late. In that case both go on, and the first answer counts.
+
 Order: workers that want their slot back, then sub-jobs, then jobs. So a blocked worker, which holds memory, is served
 before a new worker is started. Among equals, a higher priority comes first, then the owner with the fewest slots, then
 the older job.
@@ -55,6 +59,8 @@ from fxpool.pool.server.decisions import (
     NoWorker,
     Outcome,
     Park,
+    Recall,
+    Send,
     Unavailable,
 )
 from fxpool.pool.server.scheduler_state import DEFAULT_WISHES, Job, Slot, Wishes, Worker
@@ -196,10 +202,13 @@ class Scheduler:
         elif flight is not None:
             self._flights[flight] = job
         age = next(self._ages)
-        self._jobs[job] = Job(
+        self._jobs[job] = known = Job(
             job, {job: owner}, parent, flight, wishes.kind, retries, priority, age, wishes.alone, wishes.spare
         )
         self._asks[job] = job
+        if wishes.away:
+            known.away = True
+            return [Send(job)]
         self._queue[job] = None
         self._dispatch(actions)
         spare = [queued for queued in self._queue if self._jobs[queued].spare]
@@ -248,6 +257,29 @@ class Scheduler:
             self._quiet = True
             self._run_next(actions)
             self._quiet = False
+        return actions
+
+    # -- jobs on a farm
+
+    def came(self, job: int, answer: object) -> list[Action]:
+        """Deliver the farm's answer. A worker that runs the job, too, is killed."""
+        actions: list[Action] = []
+        known = self._jobs.get(job)
+        if known is not None and known.away:
+            known.away = False
+            self._abort(job, Answered(answer), actions)
+            self._dispatch(actions)
+        return actions
+
+    def home(self, job: int, *, still: bool = False) -> list[Action]:
+        """Queue a job that the farm does not run; with `still`, the farm may answer yet."""
+        actions: list[Action] = []
+        known = self._jobs.get(job)
+        if known is not None and known.away:
+            known.away = still
+            if known.worker is None:
+                self._queue[job] = None
+            self._dispatch(actions)
         return actions
 
     # -- workers
@@ -508,9 +540,10 @@ class Scheduler:
         for ask in job.asks:
             del self._asks[ask]
             actions.append(Deliver(ask, outcome, job.attempt, job.worker))
-        if job.worker is None:
-            del self._queue[job.job]
-        else:
+        if job.away:
+            actions.append(Recall(job.job))
+        self._queue.pop(job.job, None)
+        if job.worker is not None:
             self._orphan(self._workers[job.worker], actions)
 
     def _orphan(self, worker: Worker, actions: list[Action]) -> None:

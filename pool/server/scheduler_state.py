@@ -23,7 +23,7 @@ class Wishes:
 
     Jobs with the same `flight` have the same result, and jobs with the same `kind` may run in one worker. `retries` is
     the number of worker deaths after which the job is tried again. Jobs of higher `priority` start first. `alone` makes
-    a job exclusive, `spare` best effort.
+    a job exclusive, `spare` best effort. `away`: the server's farm may run it.
     """
 
     flight: Hashable | None = None
@@ -32,6 +32,7 @@ class Wishes:
     priority: int = 0
     alone: bool = False
     spare: bool = False
+    away: bool = False
 
 
 DEFAULT_WISHES = Wishes()
@@ -56,6 +57,7 @@ class Job:
     missed: int = 0  # number of workers in a row that did not reach its function
     worker: int | None = None
     last: object = None
+    away: bool = False  # the farm has it
 
 
 @dataclass

@@ -395,7 +395,8 @@ class Server:
         if self.zygote is not None:
             self.zygote.poll()
         if not self._ending:
-            processes.reap_strays({self.zygote.pid} if self.zygote is not None else set())
+            zygote = {self.zygote.pid} if self.zygote is not None else set()
+            processes.reap_strays(zygote | self.dispatcher.farms.pids)
 
     async def _sweep(self) -> None:
         await asyncio.sleep(1.0)  # not during the start, for which a client waits
@@ -421,6 +422,7 @@ class Server:
         self._remove_link()
         self.clients.accept_no_more()
         self.listener.close()
+        self.dispatcher.farms.close()
         if self.zygote is not None:
             await self.zygote.stop(GRACE_SECONDS)
         processes.reap_strays(set(), seconds=GRACE_SECONDS)

@@ -9,7 +9,19 @@ from __future__ import annotations
 
 import msgspec
 
-__all__ = ["Away", "FromBridge", "Gone", "Machine", "Machines", "Order", "Lost", "Result", "Run", "ToBridge", "Withdraw"]
+__all__ = [
+    "Away",
+    "FromBridge",
+    "Gone",
+    "Lost",
+    "Machine",
+    "Machines",
+    "Order",
+    "Result",
+    "Run",
+    "ToBridge",
+    "Withdraw",
+]
 
 
 class Away(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

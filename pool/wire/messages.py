@@ -24,6 +24,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from fxpool.pool.wire.farm import Away
+
 # ---------------------------------------------------------------- handshake
 
 
@@ -74,7 +76,7 @@ class Submit(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True,
     worker that ran such jobs before, with the same environment, sys_path, cwd and log levels. `watched`: the client
     receives a `JobEvent` at each step. `alone`: the job is exclusive; no other job may run at the same time. `spare`:
     the job is best effort; it belongs to the server, which runs it while most slots are free. `answers`: the client
-    answers the job's questions (`Asked`).
+    answers the job's questions (`Asked`). `away`: a farm may run the job.
 
     A sub-job inherits its parent's environment, to which its own entries are added, and its sys_path, cwd, priority and
     levels. It is under its parent's limits. Its own values of these fields, `flight` and `spare` are ignored, and it
@@ -100,6 +102,7 @@ class Submit(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True,
     spare: bool = False
     answers: bool = False
     preparation: Preparation | None = None
+    away: Away | None = None
 
 
 class Cancel(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
@@ -154,13 +157,19 @@ class Answer(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True)
 
 
 class Done(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
-    """The job's function returned; the payload is its result. `joined`: another caller had started the job."""
+    """The job's function returned; the payload is its result. `joined`: another caller had started the job.
+
+    `machine`: the function of `Away` returned on this machine of the farm. `stayed` is the reason why a job that may
+    run away did not.
+    """
 
     job: int
     worker: int
     attempts: int
     seconds: float
     joined: bool = False
+    machine: str = ""
+    stayed: str = ""
 
 
 class Failed(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -260,7 +269,8 @@ class JobRecord(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_d
 
     `change` is the number of its latest change. `askers` are the pids of the clients that requested it. `part_of` is
     its parent if it is a sub-job, or 0. `phases` are (name, start). `memory` is the observed maximum of its processes'
-    memory in bytes, with shared pages counted in full. `how` is "done" or a kind of `Failed`.
+    memory in bytes, with shared pages counted in full. `how` is "done" or a kind of `Failed`. `machine` is the farm's
+    machine that ran the job.
     """
 
     job: int
@@ -277,6 +287,7 @@ class JobRecord(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_d
     memory: int = 0
     how: str = ""
     reason: str = ""
+    machine: str = ""
 
 
 class History(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):

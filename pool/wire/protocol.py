@@ -41,7 +41,7 @@ __all__ = [
     "peer_credentials",
 ]
 
-PROTOCOL_VERSION = 6
+PROTOCOL_VERSION = 7
 MAGIC = b"fxpl"
 HEADER = struct.Struct(">4sBBHIQ")
 

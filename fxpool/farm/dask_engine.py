@@ -1,0 +1,204 @@
+"""A farm on Dask (dask.distributed): a job is a task whose key is the job's, so that equal jobs of all hosts are one.
+
+A machine of the farm is a Dask worker with `FarmPlugin`: ``fxpool farm worker`` runs one, and
+``client.register_plugin(FarmPlugin())`` makes machines of workers that run already. A machine announces itself in the
+metrics of its heartbeats. TLS and certificates are Dask's own settings (``distributed.comm.tls``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import tempfile
+import time
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from fxpool import notices
+from fxpool.errors import MissingExtraError
+from fxpool.farm import machine
+from fxpool.farm.engine import SILENCE, EngineError
+from fxpool.pool.wire.farm import Machine
+
+try:
+    import dask
+    from distributed import Client, Worker, WorkerPlugin
+except ImportError as missing:
+    raise MissingExtraError("farms on Dask", "distributed", "dask") from missing
+
+__all__ = ["DaskEngine", "DaskWorker", "FarmPlugin"]
+
+log = notices.logger(__name__)
+
+# The key of a machine's announcement in the metrics of its heartbeats.
+_METRIC = "fxpool"
+# Dask's own limits: it notices a broken connection after the second, which may not be shorter.
+_SETTINGS = {"distributed.comm.timeouts.connect": f"{SILENCE}s", "distributed.comm.timeouts.tcp": "11s"}
+# Seconds between two tries of a machine to reach its scheduler.
+_AGAIN = 2.0
+
+
+def _address(farm: str) -> str:
+    """Return Dask's address of a scheduler."""
+    scheme, _, rest = farm.partition("://")
+    return f"{'tls' if scheme == 'dask+tls' else 'tcp'}://{rest}"
+
+
+class DaskEngine:
+    """A host's connection to a scheduler; see `engine.Engine`."""
+
+    def __init__(self, farm: str) -> None:
+        self._address = _address(farm)
+        self._client: Client | None = None
+        self._jobs: dict[asyncio.Task[bytes], frozenset[str]] = {}
+        # By machine: the last heartbeat, by the scheduler's clock, and when it was first seen, by this one.
+        self._beats: dict[str, tuple[float, float]] = {}
+        self._silent: set[str] = set()
+
+    async def connect(self) -> None:
+        dask.config.set(_SETTINGS)
+        try:
+            self._client = await Client(
+                self._address, asynchronous=True, set_as_default=False, timeout=SILENCE, name="fxpool"
+            )
+        except Exception as error:  # OSError, TimeoutError, and what TLS raises
+            raise EngineError(f"no Dask scheduler answers at {self._address}: {error}") from error
+
+    async def machines(self) -> list[Machine]:
+        identity = await self._ask("identity", n_workers=-1)
+        machines = []
+        for address, worker in identity["workers"].items():
+            announced = worker.get("metrics", {}).get(_METRIC)
+            if announced is None or self._is_silent(address, worker["last_seen"]):
+                continue
+            with contextlib.suppress(msgspec.ValidationError):  # of another version of fxpool
+                machines.append(msgspec.convert({**announced, "address": address}, Machine))
+        alive = {one.address for one in machines}
+        silent = set(self._beats) - alive
+        held = await self._ask("processing", workers=sorted(silent)) if silent - self._silent and self._jobs else {}
+        self._silent = silent
+        keys = {key for keys in held.values() for key in keys}
+        for job, allowed in list(self._jobs.items()):
+            if not alive & allowed or job.get_name() in keys:
+                job.cancel()
+        return machines
+
+    def _is_silent(self, address: str, beat: float) -> bool:
+        now = time.monotonic()
+        if self._beats.get(address, (0.0, 0.0))[0] != beat:
+            self._beats[address] = (beat, now)
+        return now - self._beats[address][1] > SILENCE
+
+    async def _ask(self, question: str, **arguments: Any) -> Any:
+        assert self._client is not None
+        try:
+            return await asyncio.wait_for(getattr(self._client.scheduler, question)(**arguments), SILENCE)
+        except Exception as error:  # OSError, TimeoutError, and Dask's own
+            raise EngineError(f"the Dask scheduler at {self._address} does not answer: {error!r}") from error
+
+    async def run(self, key: str, order: bytes, machines: Sequence[str], priority: int) -> bytes:
+        assert self._client is not None
+        name = f"fxpool-{key}"
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # a large request is sent with its task
+            future = self._client.submit(machine.run, order, key=name, workers=list(machines), priority=priority)
+        task = asyncio.ensure_future(self._result(future))
+        task.set_name(name)
+        self._jobs[task] = frozenset(machines)
+        try:
+            await asyncio.wait({task})
+            if task.cancelled():
+                raise EngineError("the machine of the job is gone, or the scheduler has dropped the job")
+            if (error := task.exception()) is not None:
+                raise EngineError(f"Dask could not run the job: {error!r}") from error
+            return task.result()
+        finally:
+            del self._jobs[task]
+            task.cancel()
+            future.release()
+
+    async def _result(self, future: Any) -> bytes:
+        result: bytes = await future
+        return result
+
+    async def close(self) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            with contextlib.suppress(Exception):
+                await asyncio.wait_for(client.close(), SILENCE)
+
+
+class FarmPlugin(WorkerPlugin):
+    """Makes a machine of a farm out of a Dask worker. Its slots are the worker's threads."""
+
+    name = "fxpool"
+
+    def setup(self, worker: Worker) -> None:
+        """Start fxpool's server on this machine. Raises ConfigurationError and StoreError: this machine can't serve."""
+        self._here = here = machine.Here(worker.state.nthreads)
+        self._entered = machine.of_this_process(here)
+        self._entered.__enter__()
+        self._keys: dict[str, str] = {}
+        here.builds()
+        worker.metrics[_METRIC] = lambda worker: msgspec.to_builtins(here.announced())
+
+    def teardown(self, worker: Worker) -> None:
+        """End the machine's jobs and its connection to the server."""
+        worker.metrics.pop(_METRIC, None)
+        self._entered.__exit__(None, None, None)
+
+    def transition(self, key: Any, start: str, finish: str, **more: Any) -> None:
+        """End a job that no host waits for any more."""
+        if start == "executing" and finish == "cancelled" and str(key).startswith("fxpool-"):
+            self._here.cancel(str(key).removeprefix("fxpool-"))
+
+
+class DaskWorker:
+    """This machine as a Dask worker; see `engine.Worker`."""
+
+    def __init__(self, farm: str, slots: int) -> None:
+        self._address, self._slots = _address(farm), slots
+
+    def serve(self) -> None:
+        dask.config.set(_SETTINGS)
+        asyncio.run(self._serve())
+
+    async def _serve(self) -> None:
+        loop, stop = asyncio.get_running_loop(), asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop.set)
+        with tempfile.TemporaryDirectory(prefix="fxpool-dask-") as scratch:
+            while not stop.is_set():
+                serving = asyncio.ensure_future(self._one_connection(scratch, stop))
+                await asyncio.wait({serving, asyncio.ensure_future(stop.wait())}, return_when="FIRST_COMPLETED")
+                if not serving.done():
+                    serving.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    try:
+                        await serving
+                    except OSError as error:  # TimeoutError, too
+                        log.warning("no Dask scheduler answers at %s: %s", self._address, error)
+                if not stop.is_set():
+                    with contextlib.suppress(asyncio.TimeoutError):
+                        await asyncio.wait_for(stop.wait(), _AGAIN)
+
+    async def _one_connection(self, scratch: str, stop: asyncio.Event) -> None:
+        """Serve until the scheduler is gone. Raises OSError: none answers."""
+        worker = await Worker(
+            self._address,
+            nthreads=self._slots,
+            plugins=(FarmPlugin(),),
+            memory_limit=0,
+            local_directory=scratch,
+            dashboard=False,
+        )
+        try:
+            log.info("compiling for %s with %d slots", self._address, self._slots)
+            await worker.finished()
+        finally:
+            with contextlib.suppress(Exception):
+                await worker.close(timeout=SILENCE, reason="fxpool farm worker ends")

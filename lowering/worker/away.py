@@ -1,0 +1,96 @@
+"""The job of a farm's machine: compile a request of another host with this machine's store, and return all of it.
+
+Both directions are authenticated with the key of the remote cache. The request is compiled only if this machine's
+builds are the host's at that moment: a package or a compiler may have changed since the machine announced itself.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import msgspec
+
+from fxpool.codecache.bundle.authentication import Keyring
+from fxpool.codecache.key import builds
+from fxpool.codecache.remote import values
+from fxpool.codecache.store.store import LocalStore
+from fxpool.errors import CannotReturnError, CannotTravelError, CorruptEntryError
+from fxpool.lowering.artifact import lookup
+from fxpool.lowering.artifact.content import content_of
+from fxpool.lowering.artifact.entry_parts import (
+    COMPILER_CHANGED,
+    Artifact,
+    CompileReply,
+    Reference,
+    encode_reply,
+    parts_of_entry,
+)
+from fxpool.lowering.core.farm_orders import FarmOrder, request_name, result_name
+from fxpool.lowering.request.compile_request import CompileRequest
+from fxpool.lowering.worker import jobs
+
+__all__ = ["away_job", "prepare_for_others_job"]
+
+
+def away_job(payload: bytes) -> bytes:
+    """Job: compile the request of a `FarmOrder`; return the sealed `CompileReply`, which has all parts inline.
+
+    Raises:
+        NotAuthenticError: the request does not come from a host with the key.
+        CannotTravelError: this machine has other builds or other code than the host.
+        CannotReturnError: the result depends on this machine.
+        Exception: any error of the compile.
+    """
+    order = msgspec.msgpack.decode(payload, type=FarmOrder)
+    keyring = Keyring.load(order.key_file)
+    wanted = _request(order, keyring)
+    own = builds.digests(order.toolchain_dir)
+    if differing := sorted(name for name, digest in order.builds.items() if own.get(name) != digest):
+        raise CannotTravelError("other_builds", ", ".join(differing))
+    reply = jobs.compile_loaded(wanted)
+    if reply.reference is not None:
+        reply = CompileReply(artifact=_inline(reply.reference))
+    if reply.artifact is not None:
+        _refuse_others_cpp(reply.artifact, wanted, own, order.builds)
+    return values.pack(keyring, result_name(order.key), encode_reply(reply))
+
+
+def prepare_for_others_job(payload: bytes) -> bytes:
+    """Job: prepare this machine for the C++ of requests like that of a `FarmOrder`; see `jobs.prepare_job`."""
+    order = msgspec.msgpack.decode(payload, type=FarmOrder)
+    jobs.prepare(_request(order, Keyring.load(order.key_file)))
+    return b""
+
+
+def _request(order: FarmOrder, keyring: Keyring) -> CompileRequest:
+    """Return the request of an order, for this machine. Raises NotAuthenticError before anything of it is decoded."""
+    data = keyring.open(request_name(order.key), order.seal + order.request)
+    return dataclasses.replace(
+        CompileRequest.load(data),
+        store=order.store,
+        toolchain_dir=order.toolchain_dir,
+        bounds=None,
+        rejected_entries=(),
+        logs=None,
+        keep_request=False,
+    )
+
+
+def _inline(reference: Reference) -> Artifact:
+    store = LocalStore(reference.store)
+    entry = lookup.published(reference, store)
+    if entry is None:
+        raise CorruptEntryError(f"the entry {reference.key[:12]} is gone")
+    content = content_of(entry)
+    artifact = parts_of_entry(entry, store).inline()
+    artifact.decisions, artifact.graphs = content.decisions, content.graphs
+    artifact.phases, artifact.times, artifact.guessed = reference.phases, reference.times, reference.guessed
+    return artifact
+
+
+def _refuse_others_cpp(artifact: Artifact, request: CompileRequest, own: dict[str, str], sent: dict[str, str]) -> None:
+    """Refuse C++ for a host that has asked for device code only: its processor or compiler may be another."""
+    if artifact.unkept == COMPILER_CHANGED:
+        raise CannotTravelError("other_builds", "the C++ compiler")
+    if artifact.has_cpp() and own.keys() - sent.keys():
+        raise CannotReturnError("cpp_elsewhere", f"{request.label} has C++, which depends on this machine's processor")
