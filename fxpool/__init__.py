@@ -133,8 +133,9 @@ def stats() -> Stats:
     added up. `seconds_saved`: compile time saved by hits, from the times stored with their entries. `remote`: `hits`,
     `misses` and `writes` of the cache shared between machines, and its errors; `remote_seconds`: seconds for which
     graphs waited for it; `leases`: graphs that other machines compiled in that time; `farm`: graphs that a farm
-    compiled, or why it did not. `graphs`: one record per graph, the latest ones. `store`: numbers of `entries` and `blobs` in the configured cache directory, their `bytes`, and how
-    many entries were `evicted` by all processes since its index was created; None without a directory.
+    compiled, or why it did not. `graphs`: one record per graph, the latest ones. `store`: numbers of `entries` and
+    `blobs` in the configured cache directory, their `bytes`, and how many entries were `evicted` by all processes since
+    its index was created; None without a directory.
     `cache_disk_bytes`: bytes that the whole directory takes on disk, including precompiled headers. `host`: the same
     counters of all processes with this cache directory in the last 30 days; a process adds its own when it ends, and
     periodically. `background`: the current result of `wait`. Counters start at 0 with the process; times are in

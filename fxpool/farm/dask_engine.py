@@ -53,7 +53,7 @@ class DaskEngine:
 
     def __init__(self, farm: str) -> None:
         self._address = _address(farm)
-        self._client: Client | None = None
+        self._client: Any = None  # a Client, whose methods have no types
         self._jobs: dict[asyncio.Task[bytes], frozenset[str]] = {}
         # By machine: the last heartbeat, by the scheduler's clock, and when it was first seen, by this one.
         self._beats: dict[str, tuple[float, float]] = {}
@@ -62,7 +62,8 @@ class DaskEngine:
     async def connect(self) -> None:
         dask.config.set(_SETTINGS)
         try:
-            self._client = await Client(
+            client: Any = Client
+            self._client = await client(
                 self._address, asynchronous=True, set_as_default=False, timeout=SILENCE, name="fxpool"
             )
         except Exception as error:  # OSError, TimeoutError, and what TLS raises
@@ -94,14 +95,12 @@ class DaskEngine:
         return now - self._beats[address][1] > SILENCE
 
     async def _ask(self, question: str, **arguments: Any) -> Any:
-        assert self._client is not None
         try:
             return await asyncio.wait_for(getattr(self._client.scheduler, question)(**arguments), SILENCE)
         except Exception as error:  # OSError, TimeoutError, and Dask's own
             raise EngineError(f"the Dask scheduler at {self._address} does not answer: {error!r}") from error
 
     async def run(self, key: str, order: bytes, machines: Sequence[str], priority: int) -> bytes:
-        assert self._client is not None
         name = f"fxpool-{key}"
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # a large request is sent with its task

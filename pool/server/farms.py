@@ -199,7 +199,7 @@ class Farm:
         self.counts["home:late"] += 1
         self._paused_until = self._loop.time() + self._pause
         log.warning(
-            "the farm %s has no result for job %r after %.0f s: running it here, too, and no other job there for %.0f s",
+            "the farm %s has no result for job %r after %.0f s: running it here, too, and no new one there for %.0f s",
             self.address, sent.submit.label, self._loop.time() - sent.since, self._pause,
         )  # fmt: skip
         self._pause = min(_LONGEST_PAUSE, 2 * self._pause)
