@@ -142,7 +142,6 @@ class FarmPlugin(WorkerPlugin):
         self._entered = machine.of_this_process(here)
         self._entered.__enter__()
         self._keys: dict[str, str] = {}
-        here.builds()
         worker.metrics[_METRIC] = lambda worker: msgspec.to_builtins(here.announced())
 
     def teardown(self, worker: Worker) -> None:

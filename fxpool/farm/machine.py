@@ -19,7 +19,7 @@ import msgspec
 
 from fxpool import config, notices
 from fxpool.codecache.key import builds
-from fxpool.errors import ConfigurationError, FxpoolError
+from fxpool.errors import ConfigurationError, FxpoolError, ServerLostError
 from fxpool.farm.engine import Answer
 from fxpool.lowering.core.farm_orders import PREPARE_FOR_OTHERS_JOB, FarmOrder
 from fxpool.lowering.core.runtime import runtime
@@ -36,6 +36,8 @@ log = notices.logger(__name__)
 
 # Seconds for which a job may wait for the machine's server to start, and to be compiled if its host sets no limit.
 _TIMEOUT = 3600.0
+# The number of this machine's servers that a job may lose.
+_SERVERS = 3
 # Seconds between two looks at this machine's builds.
 _BUILDS_SECONDS = 10.0
 
@@ -66,7 +68,8 @@ class Here:
         self._lock = threading.Lock()
         self._jobs: dict[str, Job] = {}
         self._builds: dict[str, str] = {}
-        self._looked = float("-inf")
+        self._looked = time.monotonic()
+        self._look()
         runtime.pool().start(wait=True)
 
     def announced(self, address: str = "") -> Machine:
@@ -74,12 +77,21 @@ class Here:
         return Machine(name=self.name, address=address, slots=self.slots, jobs=len(self._jobs), builds=self.builds())
 
     def builds(self) -> dict[str, str]:
-        """Return the digests of what this machine compiles with; its compilers may change while it runs."""
+        """Return the digests of what this machine compiles with, as of some seconds ago.
+
+        Its compilers may change while it runs. A thread looks for that, because heartbeats must not wait for it.
+        """
         now = time.monotonic()
-        if now - self._looked >= _BUILDS_SECONDS:
-            self._looked = now
-            self._builds = builds.digests(self._tools)
+        with self._lock:
+            due = now - self._looked >= _BUILDS_SECONDS
+            if due:
+                self._looked = now
+        if due:
+            threading.Thread(target=self._look, name="fxpool-builds", daemon=True).start()
         return self._builds
+
+    def _look(self) -> None:
+        self._builds = builds.digests(self._tools)
 
     def run(self, packed: bytes) -> bytes:
         """Run a job and wait for it; return the packed `Answer`. Never raises."""
@@ -112,6 +124,14 @@ class Here:
             memory=config.current().job_memory,
             flight=f"farm {order.key}",
         )
+        for _ in range(_SERVERS - 1):
+            try:
+                return self._result(order, packed, spec)
+            except ServerLostError as error:
+                log.warning("running %r again: %s", order.label, error)
+        return self._result(order, packed, spec)
+
+    def _result(self, order: Order, packed: bytes, spec: JobSpec) -> bytes:
         job = runtime.pool().submit(order.function, packed, spec)
         self._prepare(packed, spec)
         with self._lock:

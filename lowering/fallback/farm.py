@@ -10,7 +10,7 @@ import hashlib
 import os
 from typing import TYPE_CHECKING
 
-from fxpool import config, notices
+from fxpool import config, counters, notices
 from fxpool.codecache.key import builds
 from fxpool.codecache.store.store import FRESH
 from fxpool.errors import ConfigurationError
@@ -23,10 +23,12 @@ from fxpool.pool.wire.farm import Away
 if TYPE_CHECKING:
     from fxpool.codecache.bundle.authentication import Keyring
 
-__all__ = ["away", "may_take", "opened"]
+__all__ = ["away", "may_take", "opened", "report_stayed"]
 
 # Bytes of a result.
 _MOST = 1 << 30
+# Reasons that its user can do something about, or should know of.
+_WORTH_SAYING = ("gone", "late", "lost", "no_machine", "other_builds")
 
 
 class _Keys:
@@ -101,6 +103,14 @@ def away(request: CompileRequest, flight: str, payload: bytes) -> Away:
         builds=builds.digests(request.toolchain_dir, cpp=not request.devices),
         wait=settings.farm_wait,
     )
+
+
+def report_stayed(reason: str, why: str) -> None:
+    """Count a graph that stayed at home, and say so once for each reason."""
+    counters.count("farm", f"home:{reason}")
+    if reason in _WORTH_SAYING:
+        farm = config.current().farm
+        notices.once(f"farm:{reason}", f"compiling on this host instead of the farm {farm} ({reason}): {why}")
 
 
 def opened(key: str, result: bytes) -> bytes:

@@ -275,7 +275,7 @@ def _submit(captured: Captured, request: CompileRequest, attempt: Attempt, fligh
             log.warning("submitting %s again: %s", attempt.label, error)
             continue
         if job.stayed and not job.joined:
-            counters.count("farm", f"home:{job.stayed}")
+            farm.report_stayed(job.stayed, job.why)
         if not job.machine or away is None:
             return data, job
         try:

@@ -23,7 +23,7 @@ class Job:
 
     `worker_pid` and `attempts` are set when it starts. When it has ended, `seconds` is its time in the worker, and
     `joined` says whether it joined another caller's job. `machine` is the farm's machine that ran it, or empty; then
-    `stayed` is the reason, if a farm was to run it.
+    `stayed` is the reason, if a farm was to run it, and `why` says more.
     """
 
     def __init__(self, withdraw: Callable[[int], None], number: int, label: str, client: object) -> None:
@@ -33,7 +33,7 @@ class Job:
         self.attempts = 0
         self.seconds: float | None = None
         self.joined = False
-        self.machine = self.stayed = ""
+        self.machine = self.stayed = self.why = ""
         self._withdraw = withdraw
         self._client = client  # keeps the client alive as long as the job
         self._pid = os.getpid()
@@ -155,7 +155,8 @@ class Job:
     def completed(self, message: m.Done, payload: memoryview) -> None:
         """Finish the job with its result."""
         self.worker_pid, self.attempts, self.seconds = message.worker, message.attempts, message.seconds
-        self.joined, self.machine, self.stayed = message.joined, message.machine, message.stayed
+        self.joined, self.machine = message.joined, message.machine
+        self.stayed, self.why = message.stayed, message.why
         self.finish(bytes(payload), None)
 
     def failed(self, message: m.Failed, payload: memoryview) -> None:

@@ -384,10 +384,13 @@ class Dispatcher:
         self.history.ran_on(job, result.machine, self.loop.time() - result.seconds)
         self.do(self.scheduler.came(job, WorkerResult(True, result.seconds, payload, 0, result.machine)))
 
-    def _home(self, job: int, reason: str, still: bool) -> None:
+    def _home(self, job: int, reason: str, detail: str, still: bool) -> None:
         """Run a job here that the farm does not run, or not in time."""
+        log.info(
+            "job %r stays at home, %s: %s", self._jobs[job].ask.label if job in self._jobs else job, reason, detail
+        )
         for work in self._asking(job):
-            work.stayed = reason
+            work.stayed, work.why = reason, detail[:_SHOWN]
         self.do(self.scheduler.home(job, still=still))
 
     # ------------------------------------------------------------ reusable workers

@@ -52,11 +52,11 @@ _TYPICAL, _LAST = 10.0, 32
 
 @dataclass(frozen=True)
 class Host:
-    """This host's side: `came` gets a job's result, `home` a job to run here (job, reason, whether the farm may answer
-    yet). `load` returns the slots and the jobs that hold or wait for one."""
+    """This host's side: `came` gets a job's result, `home` a job to run here (job, the reason's name and details,
+    whether the farm may answer yet). `load` returns the slots and the jobs that hold or wait for one."""
 
     came: Callable[[int, f.Result, memoryview], None]
-    home: Callable[[int, str, bool], None]
+    home: Callable[[int, str, str, bool], None]
     load: Callable[[], tuple[int, int]]
 
 
@@ -146,13 +146,14 @@ class Farm:
             return
         self._connect()
         if self._gone:
-            self._send_home(job, "gone")
+            self._send_home(job, "gone", self._gone)
             return
         if self._machines is None:
             return  # the bridge is starting
         equal = [one for one in self._machines if not _differing(sent.away.builds, one.builds)]
         if not equal:
-            self._send_home(job, "other_builds" if self._machines else "no_machine")
+            nearest = min((_differing(sent.away.builds, one.builds) for one in self._machines), key=len, default=[])
+            self._send_home(job, "other_builds" if self._machines else "no_machine", ", ".join(nearest))
             return
         if self._is_full(equal):
             self._send_home(job, "full")
@@ -178,8 +179,7 @@ class Farm:
             self._tell(run, msgspec.msgpack.encode(order))
             self.counts["sent"] += 1
         except ProtocolError as error:  # longer than a frame may be
-            log.warning("cannot send job %r to the farm: %s", sent.submit.label, error)
-            self._send_home(job, "lost")
+            self._send_home(job, "lost", str(error))
 
     def _is_full(self, equal: Sequence[f.Machine]) -> bool:
         """Return whether the farm would start the job later than this host, by more than one job's time."""
@@ -193,7 +193,7 @@ class Farm:
     def _too_late(self, job: int) -> None:
         sent = self._jobs[job]
         if not sent.placed:
-            self._send_home(job, "gone")
+            self._send_home(job, "gone", "its bridge is still starting")
             return
         sent.late, sent.timer = True, None
         self.counts["home:late"] += 1
@@ -203,14 +203,14 @@ class Farm:
             self.address, sent.submit.label, self._loop.time() - sent.since, self._pause,
         )  # fmt: skip
         self._pause = min(_LONGEST_PAUSE, 2 * self._pause)
-        self._host.home(job, "late", True)
+        self._host.home(job, "late", f"no result after {self._loop.time() - sent.since:.0f} s", True)
 
-    def _send_home(self, job: int, reason: str) -> None:
+    def _send_home(self, job: int, reason: str, detail: str = "") -> None:
         sent = self._forget(job)
         if sent.late:
             return  # it is there already
         self.counts[f"home:{reason}"] += 1
-        self._host.home(job, reason, False)
+        self._host.home(job, reason, detail, False)
 
     def _forget(self, job: int) -> _Sent:
         sent = self._jobs.pop(job)
@@ -258,8 +258,7 @@ class Farm:
             self.counts["results"] += 1
             self._host.came(message.job, message, payload)
         else:
-            log.warning("the farm has no result for %r: %s", self._jobs[message.job].submit.label, message.reason)
-            self._send_home(message.job, "lost")
+            self._send_home(message.job, "lost", f"{message.machine}: {message.reason}".removeprefix(": "))
 
     def _lose(self, reason: str) -> None:
         """Send all jobs home, because the farm does not answer."""
@@ -267,7 +266,7 @@ class Farm:
             log.warning("the farm %s is gone: %s", self.address, reason)
         self._machines, self._gone = None, reason
         for job in list(self._jobs):
-            self._send_home(job, "gone")
+            self._send_home(job, "gone", reason)
 
     def _bridge_ended(self, error: Exception | None) -> None:
         self._end(f"its bridge has ended{f': {error}' if error else ''}")
@@ -342,10 +341,10 @@ class Farms:
         self._jobs.pop(job, None)
         self._host.came(job, result, payload)
 
-    def _home(self, job: int, reason: str, still: bool) -> None:
+    def _home(self, job: int, reason: str, detail: str, still: bool) -> None:
         if not still:
             self._jobs.pop(job, None)
-        self._host.home(job, reason, still)
+        self._host.home(job, reason, detail, still)
 
     def send(self, job: int, submit: m.Submit, payload: memoryview) -> None:
         """Give a job to the farm that it names; see `Farm.send`."""

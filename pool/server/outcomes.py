@@ -43,7 +43,8 @@ class Work:
     kind: str | None = None  # of reusable workers that may run it; None: only a new worker
     joined: bool = False  # it joined a job that was submitted before
     dropped: int = 0  # number of log records dropped because the caller does not read
-    stayed: str = ""  # why the farm did not run it
+    stayed: str = ""  # the reason why the farm did not run it
+    why: str = ""  # its details
 
 
 @dataclass(eq=False)
@@ -216,6 +217,7 @@ def outcome(action: d.Deliver, work: Work, worker: Worker | None) -> tuple[m.Don
                 joined=work.joined,
                 machine=answer.machine,
                 stayed=work.stayed,
+                why=work.why,
             )
             return done, answer.payload
         failed.kind, failed.seconds, failed.worker = "exception", answer.seconds, answer.pid

@@ -160,7 +160,7 @@ class Done(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
     """The job's function returned; the payload is its result. `joined`: another caller had started the job.
 
     `machine`: the function of `Away` returned on this machine of the farm. `stayed` is the reason why a job that may
-    run away did not.
+    run away did not, and `why` its details.
     """
 
     job: int
@@ -170,6 +170,7 @@ class Done(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
     joined: bool = False
     machine: str = ""
     stayed: str = ""
+    why: str = ""
 
 
 class Failed(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -139,15 +139,16 @@ def misbehaving(behave: Callable[[socket.socket], None]) -> Iterator[Misbehaving
 
 
 class Relay:
-    """Passes all bytes on to another server, on a socket at `path`: each piece after `pause` seconds, none if `cut`."""
+    """Passes all bytes on to another server, on a socket or a port: each piece after `pause` seconds, none if `cut`."""
 
-    def __init__(self, path: str, pause: float = 0.0) -> None:
-        self._path, self._pause = path, pause
+    def __init__(self, address: str | tuple[str, int], pause: float = 0.0) -> None:
+        self._address, self._pause = address, pause
         self.cut = threading.Event()
 
     def __call__(self, connection: socket.socket) -> None:
-        with socket.socket(socket.AF_UNIX) as server:
-            server.connect(self._path)
+        family = socket.AF_UNIX if isinstance(self._address, str) else socket.AF_INET
+        with socket.socket(family) as server:
+            server.connect(self._address)
             back = threading.Thread(target=self._pass, args=(server, connection), daemon=True)
             back.start()
             self._pass(connection, server)

@@ -1,0 +1,187 @@
+"""Farms for tests: a real scheduler, and machines with their own cache and runtime directories, on 127.0.0.1."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from harness.places import with_tests
+from remote_servers import free_port
+
+from fxpool.codecache.bundle.authentication import new_key
+
+__all__ = ["ENGINES", "Farm", "FarmMachine", "farm", "key_settings"]
+
+_FXPOOL = str(Path(sys.executable).with_name("fxpool"))
+# Seconds for a scheduler or a machine to start, on a loaded machine.
+_START = 120.0
+
+
+def key_settings(directory: Path, name: str = "key") -> dict[str, str]:
+    """Settings with a new key."""
+    path = directory / name
+    path.write_text(new_key())
+    path.chmod(0o600)
+    return {"FXPOOL_REMOTE_KEY_FILE": str(path)}
+
+
+class FarmMachine:
+    """A machine of the farm: ``fxpool farm worker``, and the server that it has started."""
+
+    def __init__(self, directory: Path, process: subprocess.Popen[bytes]) -> None:
+        self.directory, self.process = directory, process
+
+    def entries(self) -> int:
+        """Return the number of graphs in its cache."""
+        return len(list((self.directory / "c").glob("v*/entries/*/*/*"))) or _entries(self.directory)
+
+    def processes(self, name: str = "") -> list[psutil.Process]:
+        """Return its processes, only those whose command line begins with `name`."""
+        runtime, belonging = str(self.directory / "r"), []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if process.environ().get("FXPOOL_RUNTIME_DIR") == runtime and process.name().startswith(name):
+                    belonging.append(process)
+        return belonging
+
+    def kill(self) -> None:
+        """Kill all of its processes, as if it had lost its power."""
+        self.process.kill()
+        for process in self.processes():
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+
+
+def _entries(directory: Path) -> int:
+    script = "import fxpool; print(fxpool.stats()['store']['entries'])"
+    environment = {**os.environ, "FXPOOL_CACHE_DIR": str(directory / "c")}
+    said = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
+    return int(said.stdout)
+
+
+class Farm:
+    """A scheduler and its machines."""
+
+    def __init__(self, address: str, scheduler: subprocess.Popen[bytes]) -> None:
+        self.address, self.scheduler = address, scheduler
+        self.machines: list[FarmMachine] = []
+
+    @property
+    def port(self) -> int:
+        return int(self.address.rpartition(":")[2])
+
+    def wait_until_listed(self, environment: Mapping[str, str], number: int) -> None:
+        """Wait until ``fxpool farm status`` lists so many machines."""
+        self.wait_for(lambda: len(self.listed(environment)) == number)
+
+    def listed(self, environment: Mapping[str, str]) -> list[dict[str, Any]]:
+        """Return the machines that ``fxpool farm status`` lists."""
+        said = subprocess.run(
+            [_FXPOOL, "farm", "status", "--json"],
+            env={**os.environ, **environment, "FXPOOL_FARM": self.address},
+            capture_output=True,
+            text=True,
+            timeout=_START,
+        )
+        return [json.loads(line) for line in said.stdout.splitlines()]
+
+    @staticmethod
+    def wait_for(reached: Callable[[], object]) -> None:
+        end = time.monotonic() + _START
+        while not reached():
+            if time.monotonic() > end:
+                pytest.fail("the farm did not start")
+            time.sleep(0.1)
+
+
+def _dask(directory: Path) -> tuple[list[str], str]:
+    port = free_port()
+    command = [
+        sys.executable, "-m", "distributed.cli.dask_scheduler",
+        "--host", "127.0.0.1", "--port", str(port), "--no-dashboard", "--no-jupyter",
+    ]  # fmt: skip
+    return command, f"dask://127.0.0.1:{port}"
+
+
+#: The command of a scheduler and the address of its farm, by engine.
+ENGINES: dict[str, Callable[[Path], tuple[list[str], str]]] = {"dask": _dask}
+
+
+@contextlib.contextmanager
+def farm(
+    directory: Path,
+    engine: str,
+    settings: Mapping[str, str],
+    known_host: Path,
+    *,
+    machines: int = 1,
+    more: Mapping[str, str] | None = None,
+) -> Iterator[Farm]:
+    """A farm of some machines with `settings`; the last one has `more`, too."""
+    command, address = ENGINES[engine](directory)
+    with contextlib.ExitStack() as stack:
+        log = stack.enter_context(open(directory / "scheduler.log", "wb"))
+        scheduler = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+        stack.callback(_end, scheduler)
+        running = Farm(address, scheduler)
+        for number in range(machines):
+            own = directory / f"m{number}"
+            for path in (own, own / "c", own / "r"):
+                path.mkdir(mode=0o700)
+            (own / "c" / "toolchain").symlink_to(known_host / "c" / "toolchain")
+            environment = {
+                **os.environ,
+                "PYTHONPATH": with_tests(os.environ.get("PYTHONPATH")),
+                "FXPOOL_CACHE_DIR": str(own / "c"),
+                "FXPOOL_RUNTIME_DIR": str(own / "r"),
+                "FXPOOL_IDLE_TIMEOUT": "1",
+                **settings,
+                **((more or {}) if number == machines - 1 else {}),
+            }
+            errors = stack.enter_context(open(own / "errors", "wb"))
+            process = subprocess.Popen(
+                [_FXPOOL, "farm", "worker", address, "--slots", "1"],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=errors,
+                stderr=errors,
+                start_new_session=True,
+            )
+            running.machines.append(FarmMachine(own, process))
+            stack.callback(_end_machine, running.machines[-1])
+        try:
+            running.wait_until_listed({**settings, "FXPOOL_CACHE_DIR": str(directory / "m0" / "c")}, machines)
+            yield running
+        except BaseException:
+            for path in (directory / "scheduler.log", *(one.directory / "errors" for one in running.machines)):
+                sys.stderr.write(f"{path.parent.name}/{path.name}:\n{path.read_text(errors='replace')[-3000:]}\n")
+            raise
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _end_machine(machine: FarmMachine) -> None:
+    """Stop a machine as its user would, and kill it if it does not."""
+    if machine.process.poll() is None:
+        machine.process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            machine.process.wait(20)
+    machine.kill()
+    machine.process.wait()
+    for process in machine.processes():
+        with contextlib.suppress(psutil.Error):
+            process.kill()
