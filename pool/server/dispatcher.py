@@ -390,6 +390,7 @@ class Dispatcher:
             "job %r stays at home, %s: %s", self._jobs[job].ask.label if job in self._jobs else job, reason, detail
         )
         for work in self._asking(job):
+            log.info("job %r stays at home: %s, %s", work.ask.label, reason, detail)
             work.stayed, work.why = reason, detail[:_SHOWN]
         self.do(self.scheduler.home(job, still=still))
 
