@@ -21,7 +21,7 @@ import msgspec
 from fxpool import notices
 from fxpool.errors import MissingExtraError
 from fxpool.farm import machine
-from fxpool.farm.engine import SILENCE, EngineError
+from fxpool.farm.engine import CONNECT, SILENCE, EngineError
 from fxpool.pool.wire.farm import Machine
 
 try:
@@ -37,7 +37,7 @@ log = notices.logger(__name__)
 # The key of a machine's announcement in the metrics of its heartbeats.
 _METRIC = "fxpool"
 # Dask's own limits: it notices a broken connection after the second, which may not be shorter.
-_SETTINGS = {"distributed.comm.timeouts.connect": f"{SILENCE}s", "distributed.comm.timeouts.tcp": "11s"}
+_SETTINGS = {"distributed.comm.timeouts.connect": f"{CONNECT}s", "distributed.comm.timeouts.tcp": "11s"}
 # Seconds between two tries of a machine to reach its scheduler.
 _AGAIN = 2.0
 
@@ -64,7 +64,7 @@ class DaskEngine:
         try:
             client: Any = Client
             self._client = await client(
-                self._address, asynchronous=True, set_as_default=False, timeout=SILENCE, name="fxpool"
+                self._address, asynchronous=True, set_as_default=False, timeout=CONNECT, name="fxpool"
             )
         except Exception as error:  # OSError, TimeoutError, and what TLS raises
             raise EngineError(f"no Dask scheduler answers at {self._address}: {error}") from error

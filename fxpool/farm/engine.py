@@ -21,10 +21,12 @@ import msgspec
 from fxpool.errors import ConfigurationError
 from fxpool.pool.wire.farm import Machine
 
-__all__ = ["PERIOD", "SILENCE", "Answer", "Engine", "EngineError", "Worker", "engine_of", "worker_of"]
+__all__ = ["CONNECT", "PERIOD", "SILENCE", "Answer", "Engine", "EngineError", "Worker", "engine_of", "worker_of"]
 
 #: Seconds between two lists of machines, and until a scheduler or a machine that says nothing counts as gone.
 PERIOD, SILENCE = 1.0, 4.0
+#: Seconds for the first answer of a scheduler.
+CONNECT = 10.0
 
 
 class EngineError(Exception):
@@ -44,7 +46,7 @@ class Engine(Protocol):
     """A connection to a farm's scheduler, on one event loop. Every method may raise EngineError."""
 
     async def connect(self) -> None:
-        """Connect within `SILENCE` seconds."""
+        """Connect within `CONNECT` seconds."""
 
     async def machines(self) -> list[Machine]:
         """Return the farm's machines. Raises EngineError if the scheduler does not answer within `SILENCE` seconds."""
