@@ -386,9 +386,6 @@ class Dispatcher:
 
     def _home(self, job: int, reason: str, detail: str, still: bool) -> None:
         """Run a job here that the farm does not run, or not in time."""
-        log.info(
-            "job %r stays at home, %s: %s", self._jobs[job].ask.label if job in self._jobs else job, reason, detail
-        )
         for work in self._asking(job):
             log.info("job %r stays at home: %s, %s", work.ask.label, reason, detail)
             work.stayed, work.why = reason, detail[:_SHOWN]
