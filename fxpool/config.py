@@ -37,8 +37,9 @@ __all__ = [
 _PREFIX = "FXPOOL_"
 _MODE_VARIABLE = "TORCHINDUCTOR_FX_COMPILE_MODE"
 _CONFIG_VARIABLE = "FXPOOL_CONFIG"
-# Kubernetes gives every container FXPOOL_SERVICE_HOST, FXPOOL_PORT_80_TCP, ... once a service is named fxpool.
-_KUBERNETES_LINK = re.compile(r"FXPOOL_(SERVICE_HOST|SERVICE_PORT\w*|PORT|PORT_\w+)")
+# Kubernetes gives every container FXPOOL_SERVICE_HOST, FXPOOL_PORT_80_TCP, ... once a service is named fxpool, and
+# FXPOOL_X_SERVICE_HOST, ... for fxpool-x.
+_KUBERNETES_LINK = re.compile(r"FXPOOL_(\w+_)?(SERVICE_HOST|SERVICE_PORT\w*|PORT|PORT_\d\w*)")
 
 
 @dataclass(frozen=True)

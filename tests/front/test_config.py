@@ -199,7 +199,14 @@ def test_an_unknown_name_lists_the_known_ones(settings_file: Path, monkeypatch: 
 def test_variables_that_kubernetes_injects_for_a_service_of_that_name_are_not_ours(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for name in ("FXPOOL_SERVICE_HOST", "FXPOOL_PORT", "FXPOOL_PORT_80_TCP_ADDR", "FXPOOL_SERVICE_PORT_HTTP"):
+    for name in (
+        "FXPOOL_SERVICE_HOST",
+        "FXPOOL_PORT",
+        "FXPOOL_PORT_80_TCP_ADDR",
+        "FXPOOL_SERVICE_PORT_HTTP",
+        "FXPOOL_FARM_SERVICE_HOST",
+        "FXPOOL_FARM_PORT_8786_TCP",
+    ):
         monkeypatch.setenv(name, "x")
     assert config.current().pool == "host"
 
