@@ -159,12 +159,29 @@ def _lines(name: str, facts: dict[str, Any]) -> list[tuple[str, str]]:
         phase = f", {job['phase']}" if job["phase"] else ""
         text = f"{job['label']}{phase}, {_long(job['seconds'])}{attempt}, {kind} {who}"
         lines.append((f"  worker {job['pid']}  ", text))
+    away = {job["job"] for farm in facts["farms"] for job in farm["jobs"]}
+    for farm in facts["farms"]:
+        lines.append((f"  {'farm':<9}", _farm(farm)))
+        for job in farm["jobs"]:
+            late = ", late: it runs here, too" if job["late"] else ""
+            lines.append((f"  {'away':<9}", f"{job['label']}, {_long(job['seconds'])}{late}"))
     for ask in facts["waiting"]:
-        if not ask["running"]:
+        if not ask["running"] and ask["job"] not in away:
             background = ", in the background" if ask["priority"] < 0 else ""
             text = f"{ask['label']}, {_long(ask['seconds'])}, for {ask['client']}{background}"
             lines.append((f"  {'waits':<9}", text))
     return lines
+
+
+def _farm(farm: dict[str, Any]) -> str:
+    """Return a sentence about a farm."""
+    if farm["state"] == "gone":
+        return f"{farm['address']} is gone: {farm['reason']}"
+    able = [machine for machine in farm["machines"] if not machine["differs"]]
+    machines = quantities.counted(len(able), "machine")
+    if others := len(farm["machines"]) - len(able):
+        machines += f", {others} more with other builds (`fxpool farm status`)"
+    return f"{farm['address']} ({farm['state']}): {machines}, {farm['counters'].get('results', 0)} jobs done"
 
 
 def _mark(limits: dict[str, Any]) -> str:

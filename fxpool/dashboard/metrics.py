@@ -127,6 +127,13 @@ def families(servers: Iterable[dict[str, Any]], store: dict[str, Any], quarantin
     ):
         shown = "jobs_submitted" if name == "jobs" else name
         yield counter(shown, what, [(n, s["counters"][name]) for n, s in of], by)
+    farms = [([*n, farm["address"]], farm) for n, s in of for farm in s["farms"]]
+    of_farm = ("server", "farm")
+    able = [(names, sum(not one["differs"] for one in farm["machines"])) for names, farm in farms]
+    yield gauge("farm_machines", "Machines of the farm that compile for this host", able, of_farm)
+    yield gauge("farm_jobs", "Jobs that the farm has", [(names, len(farm["jobs"])) for names, farm in farms], of_farm)
+    ends = [([*names, end], n) for names, farm in farms for end, n in sorted(farm["counters"].items())]
+    yield counter("farm_jobs_ended", "Jobs by what became of them", ends, (*of_farm, "how"))
     yield histogram("job_seconds", "Time from the start of the worker to the end of the job", "ran")
     yield histogram("job_wait_seconds", "Time from submission to the start of the worker", "waited")
     yield gauge("store_up", "1 if the directory exists and is accepted", [([], store["state"] == "there")], ())

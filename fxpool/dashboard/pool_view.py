@@ -49,6 +49,7 @@ class Jobs:
                 "begun": at(record.begun),
                 "ended": at(record.ended),
                 "worker": record.worker,
+                "machine": record.machine,
                 "attempts": record.attempts,
                 "part_of": record.part_of,
                 "askers": list(record.askers),

@@ -20,6 +20,7 @@ class JobProgress:
         self._queued: dict[int, float] = {}
         self._begun: dict[int, float] = {}
         self._phases: dict[int, tuple[str, float]] = {}
+        self._away = 0.0
 
     def __call__(self, event: m.JobEvent) -> None:
         if event.what == "queued":
@@ -33,6 +34,11 @@ class JobProgress:
             self._end_phase(event)
             self._phases[event.part] = (event.name, event.at)
             self._say(event, "compiling", f"in worker {event.worker}: {event.name}")
+        elif event.what == "away":
+            self._away = event.at
+            self._say(event, "compiling", "by the farm")
+        elif event.what == "returned":
+            self._returned(event)
         else:
             self._end_phase(event)
             begun = self._begun.pop(event.part, None)
@@ -48,6 +54,12 @@ class JobProgress:
         if since is not None and server is not None:
             facts = {"graph": self._label}
             events.tell(Span(event.label, since, event.at, server, server, "fxpool server: queue", True, facts))
+
+    def _returned(self, event: m.JobEvent) -> None:
+        server = self._pool.server_pid
+        if server is not None:
+            facts = {"graph": self._label, "stage": self._stage, "machine": event.name}
+            events.tell(Span(event.label, self._away, event.at, server, server, "fxpool server: farm", True, facts))
 
     def _end_phase(self, event: m.JobEvent) -> None:
         name, since = self._phases.pop(event.part, ("", 0.0))

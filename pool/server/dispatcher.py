@@ -377,10 +377,13 @@ class Dispatcher:
     # ------------------------------------------------------------ farms
 
     def _send_away(self, work: Work) -> None:
+        self._job_events.tell([work], work, "away", self.loop.time())
         self.farms.send(work.key, work.ask, work.payload)
 
     def _came(self, job: int, result: f.Result, payload: memoryview) -> None:
         """Deliver a farm's result."""
+        for work in self._asking(job):
+            self._job_events.tell([work], work, "returned", self.loop.time(), name=result.machine)
         self.history.ran_on(job, result.machine, self.loop.time() - result.seconds)
         self.do(self.scheduler.came(job, WorkerResult(True, result.seconds, payload, 0, result.machine)))
 

@@ -120,14 +120,15 @@ class Started(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True
     reason: str = ""
 
 
-What = Literal["queued", "begun", "phase", "ended"]
+What = Literal["queued", "begun", "phase", "ended", "away", "returned"]
 
 
 class JobEvent(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True, omit_defaults=True):
     """Reports progress of a watched job or one of its sub-jobs: it is queued, has a worker, names a phase or has ended.
 
     `part` distinguishes the job (0) and its sub-jobs. `at` is `time.monotonic()`, the same clock for all processes of a
-    host. `worker` is the worker's pid.
+    host. `worker` is the worker's pid. "away": a farm has the job; "returned": it has the result, and `name` is its
+    machine.
     """
 
     job: int
@@ -136,7 +137,7 @@ class JobEvent(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=Tru
     label: str
     at: float
     worker: int | None = None
-    name: str = ""  # the phase
+    name: str = ""  # the phase, or the machine
 
 
 class Asked(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
