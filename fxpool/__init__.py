@@ -31,6 +31,7 @@ Private names of torch are used in `fxpool.torch_compat` only. Around these pack
     dashboard     ``fxpool dashboard``: pool and store       doctor           checks of everything fxpool needs
     explanation   `explain`: misses, reasons, keys           results          types and looks of results
     watch         events, progress display, traces       integrations     callbacks of trainers, OpenTelemetry
+    farm          machines that compile for other hosts
 
 and modules:
 

@@ -389,6 +389,11 @@ _SWITCHED_OFF = {
         "Set FXPOOL_REMOTE_CACHE or Inductor's variables for Redis, or unset the switch.",
         "remote.md",
     ),
+    "farm_refused": Reason(
+        "a farm is configured without a key file that can be trusted",
+        "Follow the warning.",
+        "farm.md",
+    ),
     "remote_refused": Reason(
         "a remote cache is configured without a key file that can be trusted, or without its client package",
         "Follow the warning.",

@@ -11,7 +11,7 @@ from fxpool.codecache.key import system, toolchain
 
 __all__ = ["digests"]
 
-# Digits: enough to tell builds apart by name. What may be served is decided by keys.
+# Digits: enough to tell builds apart. Keys decide which entries may be served.
 _DIGITS = 16
 
 

@@ -29,12 +29,13 @@ def farm() -> None:
 @click.argument("address")
 @click.option("--slots", type=click.IntRange(min=1), help="Jobs that run at a time; default: as `fxpool serve`.")
 def worker(address: str, slots: int | None) -> None:
-    """Make this machine a part of the farm at ADDRESS, until SIGTERM or Ctrl-C.
+    """Make this machine a part of the farm at ADDRESS.
 
-    ADDRESS is that of an engine's scheduler: dask://host:8786, dask+tls://host:8786 or ray://host:10001. The machine
+    It ends with SIGTERM or Ctrl-C. ADDRESS is that of an engine's scheduler: dask://host:8786, dask+tls://host:8786 or ray://host:10001. The machine
     compiles for hosts with the same builds and the same FXPOOL_REMOTE_KEY_FILE.
     """
-    from fxpool.farm.engine import EngineError, worker_of
+    from fxpool.farm.addresses import worker_of
+    from fxpool.farm.engine import EngineError
     from fxpool.pool.host.limits import default_workers
 
     try:
@@ -46,9 +47,9 @@ def worker(address: str, slots: int | None) -> None:
 @farm.command()
 @click.option("--json", "as_json", is_flag=True, help="Output one JSON object per machine.")
 def status(as_json: bool) -> None:
-    """List the farm's machines, and the builds in which they differ from this host's.
+    """List the farm's machines.
 
-    Exit status 1: no machine can compile for this host.
+    For each, names the builds in which it differs from this host. Exit status 1: no machine can compile for this host.
     """
     from fxpool.codecache.key import builds
     from fxpool.farm.engine import EngineError
@@ -85,7 +86,7 @@ def status(as_json: bool) -> None:
 
 
 async def _machines(address: str) -> list[Machine]:
-    from fxpool.farm.engine import engine_of
+    from fxpool.farm.addresses import engine_of
 
     engine = engine_of(address)
     await engine.connect()

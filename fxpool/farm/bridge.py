@@ -18,15 +18,17 @@ import sys
 
 import msgspec
 
+from fxpool import notices
 from fxpool.errors import FxpoolError
-from fxpool.farm.engine import PERIOD, Answer, Engine, EngineError, engine_of
+from fxpool.farm.addresses import engine_of
+from fxpool.farm.engine import PERIOD, Answer, Engine, EngineError
 from fxpool.pool.host import processes
 from fxpool.pool.wire import farm as f
 from fxpool.pool.wire.connection import Connection
 
 __all__ = ["Bridge", "main"]
 
-log = logging.getLogger(__name__)
+log = notices.logger(__name__)
 
 # Seconds between two tries to connect, from the first, doubled each time, to the second.
 _AGAIN, _LONGEST_AGAIN = 1.0, 30.0

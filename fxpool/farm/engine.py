@@ -1,4 +1,4 @@
-"""What a farm needs of a cluster engine: run a job, withdraw it, and list the machines.
+"""The protocols that a cluster engine implements for a farm: run a job, withdraw it, and list the machines.
 
 An engine is a module with two classes. One connects to the engine's scheduler, in the bridge of each host:
 
@@ -18,10 +18,9 @@ from typing import Protocol
 
 import msgspec
 
-from fxpool.errors import ConfigurationError
 from fxpool.pool.wire.farm import Machine
 
-__all__ = ["CONNECT", "PERIOD", "SILENCE", "Answer", "Engine", "EngineError", "Worker", "engine_of", "worker_of"]
+__all__ = ["CONNECT", "PERIOD", "SILENCE", "Answer", "Engine", "EngineError", "Worker"]
 
 #: Seconds between two lists of machines, and until a scheduler or a machine that says nothing counts as gone.
 PERIOD, SILENCE = 1.0, 4.0
@@ -66,36 +65,3 @@ class Worker(Protocol):
 
     def serve(self) -> None:
         """Announce this machine and run jobs, until SIGTERM or SIGINT. Raises EngineError: no scheduler answers."""
-
-
-def engine_of(address: str) -> Engine:
-    """Return the engine for an address. Raises ConfigurationError: it is no farm's, or the engine is not installed."""
-    if address.startswith(("dask://", "dask+tls://")):
-        from fxpool.farm.dask_engine import DaskEngine  # imports the engine: only that one need be installed
-
-        return DaskEngine(address)
-    if address.startswith("ray://"):
-        from fxpool.farm.ray_engine import RayEngine  # as above
-
-        return RayEngine(address)
-    raise _unknown(address)
-
-
-def worker_of(address: str, slots: int) -> Worker:
-    """Return this machine with so many slots, for `serve`. Raises ConfigurationError as `engine_of`."""
-    if address.startswith(("dask://", "dask+tls://")):
-        from fxpool.farm.dask_engine import DaskWorker  # as above
-
-        return DaskWorker(address, slots)
-    if address.startswith("ray://"):
-        from fxpool.farm.ray_engine import RayWorker  # as above
-
-        return RayWorker(address, slots)
-    raise _unknown(address)
-
-
-def _unknown(address: str) -> ConfigurationError:
-    return ConfigurationError(
-        f"{address!r} is not the address of a farm",
-        remedy="give dask://host:8786, dask+tls://host:8786 or ray://host:10001",
-    )

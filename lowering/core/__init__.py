@@ -6,6 +6,7 @@
     pool_environment    the environment variables and import path of the pool's processes
     host_report         adds the process's counters to the host's statistics
     job_place           job specifications with this process's environment and limits
+    farm_orders         the input of a job that a farm's machine runs for another host
     job_progress        reports a job's progress to displays and traces
     torchs_tables       asks a worker which entries of Inductor's tables are torch's own
     switched_off        one-time warnings that a part of fxpool is disabled

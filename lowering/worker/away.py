@@ -14,7 +14,7 @@ from fxpool.codecache.bundle.authentication import Keyring
 from fxpool.codecache.key import builds
 from fxpool.codecache.remote import values
 from fxpool.codecache.store.store import LocalStore
-from fxpool.errors import CannotReturnError, CannotTravelError, CorruptEntryError
+from fxpool.errors import CompileError, CorruptEntryError
 from fxpool.lowering.artifact import lookup
 from fxpool.lowering.artifact.content import content_of
 from fxpool.lowering.artifact.entry_parts import (
@@ -37,8 +37,8 @@ def away_job(payload: bytes) -> bytes:
 
     Raises:
         NotAuthenticError: the request does not come from a host with the key.
-        CannotTravelError: this machine has other builds or other code than the host.
-        CannotReturnError: the result depends on this machine.
+        CannotTravelError: this machine has other code than the program.
+        CompileError: this machine has other builds than the host, or the result depends on them.
         Exception: any error of the compile.
     """
     order = msgspec.msgpack.decode(payload, type=FarmOrder)
@@ -46,7 +46,7 @@ def away_job(payload: bytes) -> bytes:
     wanted = _request(order, keyring)
     own = builds.digests(order.toolchain_dir)
     if differing := sorted(name for name, digest in order.builds.items() if own.get(name) != digest):
-        raise CannotTravelError("other_builds", ", ".join(differing))
+        raise CompileError(f"this machine has other builds than the host: {', '.join(differing)}")
     reply = jobs.compile_loaded(wanted)
     if reply.reference is not None:
         reply = CompileReply(artifact=_inline(reply.reference))
@@ -91,6 +91,6 @@ def _inline(reference: Reference) -> Artifact:
 def _refuse_others_cpp(artifact: Artifact, request: CompileRequest, own: dict[str, str], sent: dict[str, str]) -> None:
     """Refuse C++ for a host that has asked for device code only: its processor or compiler may be another."""
     if artifact.unkept == COMPILER_CHANGED:
-        raise CannotTravelError("other_builds", "the C++ compiler")
+        raise CompileError("this machine's C++ compiler is not the host's")
     if artifact.has_cpp() and own.keys() - sent.keys():
-        raise CannotReturnError("cpp_elsewhere", f"{request.label} has C++, which depends on this machine's processor")
+        raise CompileError(f"{request.label} has C++, which depends on this machine's processor")

@@ -221,7 +221,7 @@ class Farm:
     # ------------------------------------------------------------ the bridge
 
     def _connect(self) -> None:
-        """Start the bridge if there is none, at most every `_AGAIN` seconds."""
+        """Start the bridge unless one is running, at most every `_AGAIN` seconds."""
         if self._connection is not None or self._loop.time() - self._started_at < _AGAIN:
             return
         self._started_at = self._loop.time()

@@ -87,6 +87,7 @@ SLOW_UNTIL_STOPPED = {
 EXTRAS = {
     "pip install 'fxpool[metrics]'": "prometheus-client",
     "pip install 'fxpool[redis]'": "redis",
+    "pip install 'fxpool[dask]'": "distributed",
     "pip install 'fxpool[otel]'": "opentelemetry-api",
     "pip install pytest-xdist": "pytest-xdist",
 }
@@ -97,6 +98,10 @@ ELSEWHERE = {
     "fxpool cache rm 2a74aafaf961": "tests/front/commands/test_cli.py",
     "fxpool frames show 1c0f25": "tests/lowering/frames/test_frames_served.py",
     "fxpool frames diff 1c0f25 9a3b11": "tests/lowering/frames/test_frames_served.py",
+    "dask scheduler --port 8786": "tests/examples/test_farm_examples.py",
+    "fxpool farm worker dask://scheduler.internal:8786": "tests/lowering/artifact/test_farm.py",
+    "export FXPOOL_FARM=dask://scheduler.internal:8786": "tests/lowering/artifact/test_farm.py",
+    "fxpool farm status": "tests/lowering/artifact/test_farm.py",
     "fxpool stats --zero": "tests/front/commands/test_cli.py",
     "fxpool warm serve.py --batch 8": "tests/front/commands/test_program_commands.py",
     "fxpool run --summary train.py --epochs 3": "tests/front/commands/test_program_commands.py",

@@ -202,7 +202,15 @@ FACTS: dict[str, Any] = {
         {"pid": 12, "label": "graph 0 [0/0]", "phase": "lowering", "seconds": 3.0, "attempt": 2, "sub_job": False,
          "wanted_by": [1]}
     ],
-    "waiting": [{"running": False, "label": "graph 1 [1/0]", "seconds": 4.0, "client": 1, "priority": -1}],
+    "waiting": [{"running": False, "job": 1, "label": "graph 1 [1/0]", "seconds": 4.0, "client": 1, "priority": -1}],
+    "farms": [
+        {"address": "dask://scheduler.internal:8786", "state": "up", "reason": "", "counters": {"results": 3},
+         "machines": [{"name": "m:1", "slots": 2, "jobs": 1, "differs": []},
+                      {"name": "m:2", "slots": 2, "jobs": 0, "differs": ["torch"]}],
+         "jobs": [{"job": 2, "label": "graph 2 [2/0]", "seconds": 5.0, "late": True}]},
+        {"address": "ray://head.internal:10001", "state": "gone", "reason": "it does not answer", "machines": [],
+         "counters": {}, "jobs": []},
+    ],
 }  # fmt: skip
 
 
@@ -221,6 +229,9 @@ def test_the_status_of_a_server_fits(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert "7 % of the machine's memory in use; no new jobs above 90 %" in text
     assert "(half of the machine's memory) and 60 min (the default)" in text
     assert "worker 12 graph 0 [0/0], lowering, 3 s, attempt 2, for 1" in text
+    assert "dask://scheduler.internal:8786 (up): 1 machine, 1 more with other builds (`fxpool farm status`)" in text
+    assert "away graph 2 [2/0], 5 s, late: it runs here, too" in text
+    assert "ray://head.internal:10001 is gone: it does not answer" in text
 
 
 def every_command(group: click.Group, *names: str) -> Iterator[tuple[str, ...]]:
