@@ -31,8 +31,8 @@ def farm() -> None:
 def worker(address: str, slots: int | None) -> None:
     """Make this machine a part of the farm at ADDRESS.
 
-    It ends with SIGTERM or Ctrl-C. ADDRESS is that of an engine's scheduler: dask://host:8786, dask+tls://host:8786 or ray://host:10001. The machine
-    compiles for hosts with the same builds and the same FXPOOL_REMOTE_KEY_FILE.
+    ADDRESS is that of an engine's scheduler: dask://host:8786, dask+tls://host:8786 or ray://host:10001. The machine
+    compiles for hosts with the same builds and the same FXPOOL_REMOTE_KEY_FILE, until SIGTERM or Ctrl-C.
     """
     from fxpool.farm.addresses import worker_of
     from fxpool.farm.engine import EngineError

@@ -28,9 +28,9 @@ class Away(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """How a job may run on a farm: a part of `messages.Submit`.
 
     `farm` is the address of the farm, `key` is equal for jobs with the same result, from any host. `function` runs
-    there with an `Order`, in place of the function of `Submit`. `seal` authenticates the payload. `environment` are the variables
-    that affect the result. `builds` are digests by name; a machine whose digests differ does not get the job. `wait` is
-    the number of seconds after which the host runs the job itself, if its jobs do not take that long.
+    there with an `Order`, in place of the function of `Submit`. `seal` authenticates the payload. `environment` are the
+    variables that affect the result. `builds` are digests by name; a machine whose digests differ does not get the job.
+    `wait` is the number of seconds after which the host runs the job itself, if its jobs do not take that long.
     """
 
     farm: str
