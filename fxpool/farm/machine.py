@@ -21,9 +21,11 @@ from fxpool import config, notices
 from fxpool.codecache.key import builds
 from fxpool.errors import ConfigurationError, FxpoolError, ServerLostError
 from fxpool.farm.engine import Answer
+from fxpool.lowering.core import pool_environment
 from fxpool.lowering.core.farm_orders import PREPARE_FOR_OTHERS_JOB, FarmOrder
 from fxpool.lowering.core.runtime import runtime
 from fxpool.lowering.cpp import host_facts
+from fxpool.lowering.request import variables
 from fxpool.pool import JobSpec
 from fxpool.pool.wire.farm import Machine, Order
 
@@ -119,7 +121,7 @@ class Here:
         packed = msgspec.msgpack.encode(payload)
         spec = JobSpec(
             label=order.label,
-            environment=order.environment,
+            environment={**_own_environment(), **order.environment},
             timeout=order.timeout or _TIMEOUT,
             memory=config.current().job_memory,
             flight=f"farm {order.key}",
@@ -168,6 +170,12 @@ class Here:
         for job in jobs:
             job.cancel()
         runtime.close()
+
+
+def _own_environment() -> dict[str, str | None]:
+    """Return this machine's variables for a job: those that no key has, such as paths of compilers."""
+    own = {name: value for name, value in os.environ.items() if variables.travels(name) and not variables.in_key(name)}
+    return {**pool_environment.job_environment(own), **dict.fromkeys(pool_environment.DEVICES, "")}
 
 
 def _described(error: BaseException) -> str:
