@@ -21,6 +21,8 @@ from fxpool.pool.server.decisions import (
     Kill,
     NoWorker,
     Park,
+    Recall,
+    Send,
     Unavailable,
 )
 from fxpool.pool.server.scheduler import Scheduler
@@ -449,6 +451,8 @@ class Machine(RuleBasedStateMachine):
         self.over = 0  # how many `relieve` let in and that may still hold a slot
         self.admitted: int | None = None
         self.on_hold = False
+        self.away: set[int] = set()  # jobs that the farm has
+        self.late: set[int] = set()  # those of them that run at home, too
 
     def take(self, actions: list[Action]) -> None:
         for action in actions:
@@ -462,10 +466,12 @@ class Machine(RuleBasedStateMachine):
                 assert action.worker not in self.live
                 assert action.job in self.job.values()
                 assert action.job not in self.live.values(), "a job in two workers"
+                assert action.job not in self.away - self.late, "the farm runs it"
                 self.live[action.worker], self.slot[action.worker] = action.job, "held"
                 self.kind[action.worker] = self.kinds[action.job]
             elif isinstance(action, Assign):
                 assert action.job not in self.live.values(), "a job in two workers"
+                assert action.job not in self.away - self.late, "the farm runs it"
                 assert self.kinds[action.job] == self.kind[action.worker] != ""
                 self.parked.remove(action.worker)
                 self.live[action.worker], self.slot[action.worker] = action.job, "held"
@@ -488,6 +494,13 @@ class Machine(RuleBasedStateMachine):
                 assert action.worker not in self.killed
                 self.parked.discard(action.worker)
                 self.killed.add(action.worker)
+            elif isinstance(action, Send):
+                assert action.job in self.open and action.job not in self.away, "sent twice"
+                self.away.add(action.job)
+            elif isinstance(action, Recall):
+                assert action.job not in self.job.values(), "an ask waits for it"
+                self.away.remove(action.job)
+                self.late.discard(action.job)
             else:
                 assert self.slot[action.worker] == "wanted"
                 self.slot[action.worker] = "held"
@@ -514,21 +527,40 @@ class Machine(RuleBasedStateMachine):
         priority=st.integers(0, 1),
         flight=st.sampled_from(["", "x", "y"]),
         kind=st.sampled_from(["", "k", "l"]),
+        away=st.booleans(),
     )
-    def submit(self, owner: str, retries: int, priority: int, flight: str, kind: str) -> None:
+    def submit(self, owner: str, retries: int, priority: int, flight: str, kind: str, away: bool) -> None:
         self.next += 1
         self.kinds[self.next] = kind
         self.open[self.next] = None
         self.job[self.next] = self.flights.get(flight, self.next)
         if flight:
             self.flights.setdefault(flight, self.next)
-        self.take(
-            self.scheduler.submit(
-                self.next,
-                Wishes(retries=retries, priority=priority, flight=flight or None, kind=kind or None),
-                owner=owner,
-            )
-        )
+        wishes = Wishes(retries=retries, priority=priority, flight=flight or None, kind=kind or None, away=away)
+        self.take(self.scheduler.submit(self.next, wishes, owner=owner))
+        assert (self.next in self.away) == (away and self.job[self.next] == self.next)
+
+    @precondition(lambda self: self.away)
+    @rule(data=st.data(), still=st.booleans())
+    def come_home(self, data: st.DataObject, still: bool) -> None:
+        self.bring_home(self.some(data, list(self.away)), still)
+
+    def bring_home(self, job: int, still: bool) -> None:
+        if still:
+            self.late.add(job)
+        else:
+            self.away.discard(job)
+            self.late.discard(job)
+        self.take(self.scheduler.home(job, still=still))
+
+    @precondition(lambda self: self.away)
+    @rule(data=st.data())
+    def come_from_the_farm(self, data: st.DataObject) -> None:
+        job = self.some(data, list(self.away))
+        self.away.discard(job)
+        self.late.discard(job)
+        self.take(self.scheduler.came(job, "theirs"))
+        assert job not in self.job.values(), "an ask has no answer"
 
     @precondition(lambda self: any(self.running()))
     @rule(data=st.data(), alone=st.booleans())
@@ -647,6 +679,13 @@ class Machine(RuleBasedStateMachine):
                 assert self.scheduler.asks_of(job) == [ask for ask, its in self.job.items() if its == job]
 
     @invariant()
+    def the_farm_has_what_is_wanted_only(self) -> None:
+        if hasattr(self, "scheduler"):
+            assert self.away <= set(self.job.values())
+            waiting = set(self.job.values()) - set(self.live.values()) - (self.away - self.late)
+            assert set(self.scheduler.order) == waiting, "a job is lost, or queued although the farm runs it"
+
+    @invariant()
     def slots_are_never_exceeded(self) -> None:
         if not hasattr(self, "scheduler"):
             return
@@ -673,6 +712,8 @@ class Machine(RuleBasedStateMachine):
         self.admit(None)
         if self.on_hold:
             self.go_on()
+        for job in list(self.away):
+            self.bring_home(job, job % 2 == 0)
         for _ in range(20 * (self.next + 1)):
             if not self.open and not self.live:
                 break
@@ -694,6 +735,7 @@ class Machine(RuleBasedStateMachine):
         assert not self.live
         assert self.scheduler.used == 0
         assert self.scheduler.queued == 0
+        assert not self.away, "the farm works for no ask"
 
     def finish(self, worker: int) -> None:
         actions = self.scheduler.exited(worker, "done")
