@@ -193,7 +193,7 @@ class Farm:
     def _too_late(self, job: int) -> None:
         sent = self._jobs[job]
         if not sent.placed:
-            self._send_home(job, "gone", "its bridge is still starting")
+            self._lose(f"it has listed no machines for {self._loop.time() - sent.since:.0f} s")
             return
         sent.late, sent.timer = True, None
         self.counts["home:late"] += 1
@@ -221,7 +221,8 @@ class Farm:
     # ------------------------------------------------------------ the bridge
 
     def _connect(self) -> None:
-        """Start the bridge unless one is running, at most every `_AGAIN` seconds."""
+        """Start the bridge unless one is running, at most every `_AGAIN` seconds. A farm that is gone stays so until it
+        answers: the jobs that start its bridge again do not wait for it."""
         if self._connection is not None or self._loop.time() - self._started_at < _AGAIN:
             return
         self._started_at = self._loop.time()
@@ -230,7 +231,6 @@ class Farm:
         except OSError as error:
             self._end(f"its bridge could not be started: {error}")
             return
-        self._gone = ""
         self._connection = Connection(self._bridge.sock, f.FromBridge, self._from_bridge, self._bridge_ended)
 
     def _tell(self, message: msgspec.Struct, payload: bytes = b"") -> None:
