@@ -7,6 +7,8 @@ seconds: a bridge that is silent for longer, or says `Gone`, has no farm.
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
 __all__ = [
@@ -64,7 +66,7 @@ class Machine(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     name: str
     address: str
-    slots: int
+    slots: Annotated[int, msgspec.Meta(ge=1)]
     jobs: int
     builds: dict[str, str]
 
