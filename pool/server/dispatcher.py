@@ -113,11 +113,13 @@ class Dispatcher:
     # ------------------------------------------------------------ requests of clients
 
     def submit(self, client: Client, ask: m.Submit, payload: memoryview) -> None:
-        """Queue a client's job. Raises ProtocolError if its number is in use or its timeout is invalid."""
+        """Queue a client's job. Raises ProtocolError if its number is in use or a time is invalid."""
         if ask.job in client.keys:
             raise ProtocolError(f"job number {ask.job} is already in use")
         if ask.timeout is not None and not 0 < ask.timeout < _LONGEST:
             raise ProtocolError(f"invalid time limit: {ask.timeout} s")
+        if ask.away is not None and not 0 <= ask.away.wait < _LONGEST:
+            raise ProtocolError(f"invalid wait for a farm: {ask.away.wait} s")
         ask.label = quantities.one_line(ask.label[:_SHOWN])
         self.counters["jobs"] += 1
         self.watch.before_a_job()
