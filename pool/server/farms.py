@@ -40,8 +40,9 @@ __all__ = ["Bridge", "Farm", "Farms", "Host", "start_bridge"]
 
 log = logging.getLogger(__name__)
 
-# Seconds without a word of a bridge after which the farm counts as gone. A bridge lists machines every second.
-_SILENCE = 5.0
+# Seconds without a word of a bridge after which the farm counts as gone. A bridge lists machines every second, but waits
+# four seconds for each of two answers before it says itself that the farm is gone.
+_SILENCE = 10.0
 # Seconds between two tries to start a bridge that has ended.
 _AGAIN = 10.0
 # Seconds for which new jobs stay at home after a late one; doubled each time, up to the second.
