@@ -55,25 +55,26 @@ class Bridge:
     async def _serve(self) -> None:
         pause = _AGAIN
         while True:
+            engine = None
             try:
                 engine = engine_of(self._address)
                 await engine.connect()
-                try:
-                    self._engine = engine
-                    while True:
-                        machines = await engine.machines()
-                        self._send(f.Machines(machines=machines))
-                        pause = _AGAIN
-                        await asyncio.sleep(PERIOD)
-                finally:
-                    self._engine = None
-                    self._lose_all()
-                    await engine.close()
+                self._engine = engine
+                while True:
+                    machines = await engine.machines()
+                    self._send(f.Machines(machines=machines))
+                    pause = _AGAIN
+                    await asyncio.sleep(PERIOD)
             except (EngineError, FxpoolError) as error:
                 self._send(f.Gone(reason=str(error)))
             except Exception as error:  # of the engine, which is another project's
                 log.exception("the connection to the farm failed")
                 self._send(f.Gone(reason=f"{type(error).__name__}: {error}"))
+            finally:  # after the server knows why its jobs are lost
+                self._engine = None
+                self._lose_all()
+                if engine is not None:
+                    await engine.close()
             # The server takes a silent bridge for a hung one.
             for _ in range(max(1, int(pause / PERIOD))):
                 await asyncio.sleep(PERIOD)
