@@ -40,8 +40,8 @@ __all__ = ["Bridge", "Farm", "Farms", "Host", "start_bridge"]
 
 log = logging.getLogger(__name__)
 
-# Seconds without a word of a bridge after which the farm counts as gone. A bridge lists machines every second, but waits
-# four seconds for each of two answers before it says itself that the farm is gone.
+# Seconds without a word of a bridge after which the farm counts as gone. A bridge speaks every second, or after two
+# questions to the farm, each of which may take four.
 _SILENCE = 10.0
 # Seconds between two tries to start a bridge that has ended.
 _AGAIN = 10.0
@@ -146,6 +146,8 @@ class Farm:
             self._send_home(job, "paused")
             return
         self._connect()
+        if job not in self._jobs:
+            return  # the bridge could not be started
         if self._gone:
             self._send_home(job, "gone", self._gone)
             return
