@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import socket
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+import subprocess
+from collections.abc import AsyncIterator
 from typing import Any, cast
 
 import msgspec
 import pytest
+from pool_loops import LIMIT, on_a_loop, settle, until
 
 from fxpool.errors import ProtocolError
 from fxpool.pool.server import farms
@@ -22,8 +22,6 @@ from fxpool.pool.wire.connection import Connection
 
 ADDRESS = "dask://127.0.0.1:9"
 BUILDS = {"torch": "1", "gcc": "2"}
-# Seconds that end a broken test.
-LIMIT = 20.0
 
 
 class Process:
@@ -58,7 +56,7 @@ class Peer:
     def send(self, message: msgspec.Struct, payload: bytes = b"") -> None:
         self._connection.send(message, payload)
 
-    def list(self, *machines: f.Machine) -> None:
+    def list_machines(self, *machines: f.Machine) -> None:
         self.send(f.Machines(machines=list(machines)))
 
     def result(self, job: int, payload: bytes = b"result") -> None:
@@ -126,29 +124,6 @@ def give(farm: Farm | Farms, *jobs: int, wait: float = 300.0) -> None:
         farm.send(job, submit(job, wait), memoryview(b"request"))
 
 
-def on_a_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
-    """Make a test of a coroutine."""
-
-    @functools.wraps(test)
-    def run(**fixtures: Any) -> None:
-        asyncio.run(asyncio.wait_for(cast(Any, test(**fixtures)), 2 * LIMIT))
-
-    return run
-
-
-async def until(reached: Callable[[], object]) -> None:
-    end = time.monotonic() + LIMIT
-    while not reached():
-        assert time.monotonic() < end, "it did not happen"
-        await asyncio.sleep(0.005)
-
-
-async def settle() -> None:
-    """Let everything happen that needs no time."""
-    for _ in range(20):
-        await asyncio.sleep(0.002)
-
-
 @contextlib.asynccontextmanager
 async def a_farm() -> AsyncIterator[tuple[Farm, Scene]]:
     scene = Scene()
@@ -169,13 +144,13 @@ async def running(*machines: f.Machine) -> AsyncIterator[tuple[Farm, Scene, Peer
         give(farm, 100)
         await until(lambda: scene.peers)
         (peer,) = scene.peers
-        peer.list(machine())
+        peer.list_machines(machine())
         await until(lambda: peer.runs == [100])
         peer.result(100)
         await until(lambda: scene.results)
         del scene.results[:], peer.received[:]
         if machines:
-            peer.list(*machines)
+            peer.list_machines(*machines)
             await until(lambda: len(farm.facts()["machines"]) == len(machines))
             await settle()
         yield farm, scene, peer
@@ -193,7 +168,7 @@ async def test_jobs_wait_for_the_first_list_of_machines() -> None:
         await settle()
         assert (scene.tries, scene.returned, scene.peers[0].runs) == (1, [], [])
         assert farm.facts()["state"] == "starting"
-        scene.peers[0].list(machine(slots=2))
+        scene.peers[0].list_machines(machine(slots=2))
         await until(lambda: scene.peers[0].runs == [1, 2])
         assert farm.facts()["state"] == "up"
         assert farm.counts == {"sent": 2}
@@ -202,7 +177,7 @@ async def test_jobs_wait_for_the_first_list_of_machines() -> None:
 
 @on_a_loop
 async def test_a_job_is_sent_with_all_that_a_machine_needs() -> None:
-    async with running() as (farm, scene, peer):
+    async with running() as (farm, _scene, peer):
         farm.send(7, submit(7, priority=3, timeout=60.0), memoryview(b"request"))
         await until(lambda: peer.received)
         ((run, packed),) = peer.received
@@ -217,6 +192,18 @@ async def test_a_job_is_sent_with_all_that_a_machine_needs() -> None:
             timeout=60.0,
             payload=b"request",
         )
+
+
+@on_a_loop
+async def test_a_job_is_sent_once() -> None:
+    async with running() as (farm, _scene, peer):
+        give(farm, 1)
+        await until(lambda: peer.runs)
+        for slots in (2, 3):
+            peer.list_machines(machine(slots=slots))
+        await until(lambda: farm.facts()["machines"][0]["slots"] == 3)
+        await settle()
+        assert peer.runs == [1]
 
 
 @on_a_loop
@@ -254,9 +241,9 @@ async def test_a_job_that_waits_is_withdrawn_without_a_word() -> None:
         farm.recall(1)
         await until(lambda: scene.peers)
         farm.recall(2)
-        scene.peers[0].list(machine())
+        scene.peers[0].list_machines(machine())
         await settle()
-        assert scene.peers[0].received == scene.returned == []
+        assert (scene.peers[0].received, scene.returned) == ([], [])
 
 
 # ---------------------------------------------------------------- jobs that run at home
@@ -265,11 +252,11 @@ async def test_a_job_that_waits_is_withdrawn_without_a_word() -> None:
 @on_a_loop
 async def test_only_machines_with_equal_builds_get_a_job() -> None:
     more = machine("tcp://more", cuda="3")
-    async with running(machine("tcp://other", gcc="9"), more) as (farm, scene, peer):
+    async with running(machine("tcp://other", gcc="9"), more) as (farm, _scene, peer):
         give(farm, 1)
         await until(lambda: peer.received)
         run, _ = peer.received[0]
-        assert isinstance(run, f.Run) and run.machines == ["tcp://more"], "a build that the job does not need may differ"
+        assert isinstance(run, f.Run) and run.machines == ["tcp://more"], "other builds may differ"
         assert [listed["differs"] for listed in farm.facts()["machines"]] == [["gcc"], []]
 
 
@@ -289,7 +276,7 @@ async def test_a_job_runs_at_home_if_the_farm_has_no_machines() -> None:
     async with a_farm() as (farm, scene):
         give(farm, 1)
         await until(lambda: scene.peers)
-        scene.peers[0].list()
+        scene.peers[0].list_machines()
         await until(lambda: scene.returned)
         assert scene.returned == [(1, "no_machine", False)]
 
@@ -346,7 +333,7 @@ async def test_a_job_that_the_farm_loses_runs_at_home() -> None:
 
 @on_a_loop
 async def test_a_job_longer_than_a_frame_runs_at_home(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with running() as (farm, scene, peer):
+    async with running() as (farm, scene, _peer):
 
         def refuse(*_: object) -> None:
             raise ProtocolError("too long")
@@ -389,13 +376,14 @@ async def test_a_pause_ends_and_grows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(farms, "_LONGEST_PAUSE", 0.3)
     loop = asyncio.get_running_loop()
     async with running(machine(slots=9)) as (farm, scene, peer):
-        pauses = []
+        pauses: list[float] = []
         for job in (1, 2, 3, 4):
             give(farm, job, wait=0.05)
-            await until(lambda job=job: (job, "late", True) in scene.returned)
+            await until(lambda: len(scene.returned) > len(pauses))
             pauses.append(farm._pause)
             await until(lambda: loop.time() > farm._paused_until)
         assert peer.runs == [1, 2, 3, 4]
+        assert scene.returned == [(job, "late", True) for job in (1, 2, 3, 4)]
         assert pauses == [0.2, 0.3, 0.3, 0.3], "of the next late job"
         peer.result(1)
         await until(lambda: scene.results)
@@ -447,7 +435,7 @@ async def test_a_farm_that_is_gone_sends_all_jobs_home_and_later_ones_at_once() 
         assert (farm.facts()["state"], farm.facts()["reason"], farm.facts()["machines"]) == ("gone", "no answer", [])
         give(farm, 3)
         await until(lambda: len(scene.returned) == 3)
-        peer.list(machine())
+        peer.list_machines(machine())
         await until(lambda: farm.facts()["state"] == "up")
         give(farm, 4)
         await until(lambda: peer.runs == [1, 2, 4])
@@ -470,7 +458,7 @@ async def test_a_silent_bridge_is_killed(monkeypatch: pytest.MonkeyPatch) -> Non
         monkeypatch.setattr(farms, "_SILENCE", 0.3)
         give(farm, 1)
         await until(lambda: peer.runs)
-        peer.list(machine())
+        peer.list_machines(machine())
         await until(lambda: scene.returned)
         assert scene.returned == [(1, "gone", False)]
         assert peer.process.killed and farm.pid() is None and farm.facts()["state"] == "gone"
@@ -480,10 +468,10 @@ async def test_a_silent_bridge_is_killed(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @on_a_loop
 async def test_a_bridge_that_speaks_is_not_silent(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with running() as (farm, scene, peer):
+    async with running() as (farm, _scene, peer):
         monkeypatch.setattr(farms, "_SILENCE", 0.5)
         for _ in range(8):
-            peer.list(machine())
+            peer.list_machines(machine())
             await asyncio.sleep(0.1)
         assert farm.facts()["state"] == "up" and not peer.process.killed
 
@@ -497,7 +485,7 @@ async def test_a_bridge_without_a_word_costs_one_wait() -> None:
         give(farm, 2)
         await until(lambda: len(scene.returned) == 2)
         assert (scene.returned[1], scene.tries) == ((2, "gone", False), 1), "the later one does not wait"
-        scene.peers[0].list(machine())
+        scene.peers[0].list_machines(machine())
         await until(lambda: farm.facts()["state"] == "up")
         give(farm, 3)
         await until(lambda: scene.peers[0].runs == [3])
@@ -541,7 +529,7 @@ async def test_a_bridge_that_ended_is_started_again(monkeypatch: pytest.MonkeyPa
         give(farm, 2)
         await until(lambda: len(scene.returned) == 2)
         assert scene.tries == 2
-        scene.peers[1].list(machine())
+        scene.peers[1].list_machines(machine())
         await until(lambda: farm.facts()["state"] == "up")
         give(farm, 3)
         await until(lambda: scene.peers[1].runs == [3])
@@ -560,14 +548,14 @@ async def test_a_bridge_that_cannot_be_started_sends_jobs_home(monkeypatch: pyte
         monkeypatch.setattr(farms, "_AGAIN", 0.0)
         give(farm, 3)
         await until(lambda: scene.peers)
-        scene.peers[0].list(machine())
+        scene.peers[0].list_machines(machine())
         await until(lambda: farm.facts()["state"] == "up")
 
 
 @on_a_loop
 async def test_a_machine_without_slots_is_refused() -> None:
-    async with running() as (farm, scene, peer):
-        peer.list(machine(slots=0))
+    async with running() as (farm, _scene, peer):
+        peer.list_machines(machine(slots=0))
         await until(lambda: peer.process.killed)
         assert "no known message" in farm.facts()["reason"]
 
@@ -598,7 +586,7 @@ async def test_each_address_is_a_farm_with_a_bridge() -> None:
         assert host_farms.pids == {1000, 1001}
         assert [row["address"] for row in host_farms.facts()] == ["dask://a:1", "dask://b:1"]
         for peer in scene.peers:
-            peer.list(machine(slots=2))
+            peer.list_machines(machine(slots=2))
         await until(lambda: [sorted(peer.runs) for peer in scene.peers] == [[1, 3], [2]])
         host_farms.recall(2)
         host_farms.recall(3)
@@ -616,7 +604,7 @@ async def test_a_job_that_has_left_a_farm_is_not_recalled() -> None:
         give(host_farms, 1, 2, 3, 4)
         await until(lambda: scene.peers)
         (peer,) = scene.peers
-        peer.list(machine(slots=4))
+        peer.list_machines(machine(slots=4))
         await until(lambda: peer.runs == [1, 2, 3, 4])
         peer.result(1)
         peer.send(f.Lost(job=2, reason="its worker died"))
@@ -626,6 +614,7 @@ async def test_a_job_that_has_left_a_farm_is_not_recalled() -> None:
         await until(lambda: peer.withdrawn)
         await settle()
         assert peer.withdrawn == [3]
+        assert set(host_farms._jobs) == {4}, "the others are forgotten"
 
 
 @on_a_loop
@@ -634,7 +623,7 @@ async def test_a_late_job_is_recalled() -> None:
         give(host_farms, 1)
         await until(lambda: scene.peers)
         (peer,) = scene.peers
-        peer.list(machine(slots=4))
+        peer.list_machines(machine(slots=4))
         await until(lambda: peer.runs == [1])
         give(host_farms, 2, wait=0.1)
         await until(lambda: scene.returned == [(2, "late", True)])
@@ -655,7 +644,7 @@ async def test_close_ends_bridges_and_forgets_jobs() -> None:
 
 @on_a_loop
 async def test_facts_are_plain_data() -> None:
-    async with running(machine(slots=3, jobs=1), machine("tcp://other", gcc="9")) as (farm, scene, peer):
+    async with running(machine(slots=3, jobs=1), machine("tcp://other", gcc="9")) as (farm, _scene, peer):
         give(farm, 1)
         await until(lambda: peer.runs)
         facts = farm.facts()
@@ -681,6 +670,6 @@ def test_a_bridge_s_socket_is_closed_if_its_process_cannot_start(monkeypatch: py
     def refuse(*_: object, **__: object) -> None:
         raise OSError("out of processes")
 
-    monkeypatch.setattr(farms.subprocess, "Popen", refuse)
+    monkeypatch.setattr(subprocess, "Popen", refuse)
     with pytest.raises(OSError, match="out of processes"):
         farms.start_bridge(ADDRESS)
