@@ -40,9 +40,9 @@ __all__ = ["Bridge", "Farm", "Farms", "Host", "start_bridge"]
 
 log = logging.getLogger(__name__)
 
-# Seconds without a word of a bridge after which the farm counts as gone. A bridge speaks every second, or after two
-# questions to the farm, each of which may take four.
-_SILENCE = 10.0
+# Seconds without a word of a bridge after which the farm counts as gone. A bridge speaks every second, but not while it
+# connects or asks for the machines, which the engine may take 18 s for.
+_SILENCE = 20.0
 # Seconds between two tries to start a bridge that has ended.
 _AGAIN = 10.0
 # Seconds for which new jobs stay at home after a late one; doubled each time, up to the second.
