@@ -20,7 +20,6 @@ import msgspec
 
 from fxpool import notices
 from fxpool.errors import MissingExtraError
-from fxpool.farm import machine
 from fxpool.farm.engine import CONNECT, SILENCE, EngineError
 from fxpool.pool.wire.farm import Machine
 
@@ -104,7 +103,7 @@ class DaskEngine:
         name = f"fxpool-{key}"
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # a large request is sent with its task
-            future = self._client.submit(machine.run, order, key=name, workers=list(machines), priority=priority)
+            future = self._client.submit(_run, order, key=name, workers=list(machines), priority=priority)
         task = asyncio.ensure_future(self._result(future))
         task.set_name(name)
         self._jobs[task] = frozenset(machines)
@@ -131,6 +130,13 @@ class DaskEngine:
                 await asyncio.wait_for(client.close(), SILENCE)
 
 
+def _run(order: bytes) -> bytes:
+    """Run a job on the machine that the task is on."""
+    from fxpool.farm import machine  # imports torch: on a machine of the farm only, not in bridges
+
+    return machine.run(order)
+
+
 class FarmPlugin(WorkerPlugin):
     """Makes a machine of a farm out of a Dask worker. Its slots are the worker's threads."""
 
@@ -138,6 +144,8 @@ class FarmPlugin(WorkerPlugin):
 
     def setup(self, worker: Worker) -> None:
         """Start fxpool's server on this machine. Raises ConfigurationError and StoreError: this machine can't serve."""
+        from fxpool.farm import machine  # as above
+
         self._here = here = machine.Here(worker.state.nthreads)
         self._entered = machine.of_this_process(here)
         self._entered.__enter__()
