@@ -353,6 +353,13 @@ def test_addresses_of_no_engine(address: str) -> None:
             choose(address)
 
 
+def test_a_bridge_does_not_import_torch() -> None:
+    """It would take seconds and 0.3 GB, on each host."""
+    pytest.importorskip("distributed")
+    code = "import sys, fxpool.farm.dask_engine; print('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+
+
 def test_choosing_an_engine_does_not_import_it() -> None:
     code = "import sys, fxpool.farm.bridge; print({'dask', 'distributed', 'ray', 'torch'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"

@@ -81,6 +81,7 @@ class Scene:
         self.peers: list[Peer] = []
         self.results: list[tuple[int, str, bytes]] = []
         self.returned: list[tuple[int, str, bool]] = []
+        self.details: list[str] = []
         self.slots, self.jobs = 1, 0
         self.refusal: Exception | None = None
         self.tries = 0
@@ -89,8 +90,9 @@ class Scene:
     def _came(self, job: int, result: f.Result, payload: memoryview) -> None:
         self.results.append((job, result.machine, bytes(payload)))
 
-    def _home(self, job: int, reason: str, *more: Any) -> None:
-        self.returned.append((job, reason, more[-1]))
+    def _home(self, job: int, reason: str, detail: str, still: bool) -> None:
+        self.returned.append((job, reason, still))
+        self.details.append(detail)
 
     def start(self, address: str) -> Bridge:
         self.tries += 1
@@ -260,15 +262,17 @@ async def test_only_machines_with_equal_builds_get_a_job() -> None:
         assert [listed["differs"] for listed in farm.facts()["machines"]] == [["gcc"], []]
 
 
-@pytest.mark.parametrize("builds", [{"gcc": "9"}, {}])
+@pytest.mark.parametrize(
+    ("builds", "detail"), [({"gcc": "9"}, "gcc, torch"), ({}, "gcc, torch"), ({**BUILDS, "gcc": "9"}, "gcc")]
+)
 @on_a_loop
-async def test_a_job_that_no_machine_has_the_builds_for_runs_at_home(builds: dict[str, str]) -> None:
+async def test_a_job_that_no_machine_has_the_builds_for_runs_at_home(builds: dict[str, str], detail: str) -> None:
     other = f.Machine(name="m", address="a", slots=9, jobs=0, builds=builds)
     async with running(other) as (farm, scene, peer):
         give(farm, 1)
         await until(lambda: scene.returned)
         assert (scene.returned, peer.runs) == ([(1, "other_builds", False)], [])
-        assert farm.counts["home:other_builds"] == 1
+        assert (farm.counts["home:other_builds"], scene.details) == (1, [detail])
 
 
 @on_a_loop
@@ -327,6 +331,7 @@ async def test_a_job_that_the_farm_loses_runs_at_home() -> None:
         peer.send(f.Lost(job=1, reason="its worker died", machine="m"))
         await until(lambda: scene.returned)
         assert (scene.returned, scene.results) == ([(1, "lost", False)], [])
+        assert scene.details == ["m: its worker died"]
         give(farm, 2)
         await until(lambda: peer.runs == [1, 2])
 
@@ -433,6 +438,7 @@ async def test_a_farm_that_is_gone_sends_all_jobs_home_and_later_ones_at_once() 
         await until(lambda: len(scene.returned) == 2)
         assert scene.returned == [(1, "gone", False), (2, "gone", False)]
         assert (farm.facts()["state"], farm.facts()["reason"], farm.facts()["machines"]) == ("gone", "no answer", [])
+        assert scene.details == ["no answer"] * 2
         give(farm, 3)
         await until(lambda: len(scene.returned) == 3)
         peer.list_machines(machine())
