@@ -9,6 +9,8 @@ bridge       the process that connects a host's server to a farm
 machine      runs the farm's jobs on this machine
 dask_engine  Dask
 ray_engine   Ray
+ray_actors   its actors: the registry, and a machine
+ray_farm     the state of the registry
 
 The whole graph is one job, its kernels stay on the machine that compiles it. A machine gets a job only if its builds
 are the asking host's (`codecache.key.builds`). Requests and results are authenticated with the remote cache's key.

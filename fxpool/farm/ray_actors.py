@@ -10,6 +10,7 @@ fxpool, which they import once they have the environment of their `fxpool farm w
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib
 import os
 import sys
@@ -46,13 +47,20 @@ def registry(ray: Any) -> Any:
         "name": REGISTRY,
         "namespace": NAMESPACE,
         "lifetime": "detached",
-        "get_if_exists": True,
         "num_cpus": 0,
         "max_restarts": -1,
         "max_task_retries": -1,  # asks are repeated after a restart
         "max_concurrency": _CALLS,
     }
-    return ray.remote(RegistryActor).options(**options).remote()
+    while True:
+        with contextlib.suppress(ValueError):  # it does not exist
+            return ray.get_actor(REGISTRY, namespace=NAMESPACE)
+        # Two that start it at the same time may both fail to find it, even with Ray's `get_if_exists`.
+        with contextlib.suppress(ValueError):  # it exists
+            actor = ray.remote(RegistryActor).options(**options).remote()
+            ray.get(actor.ready.remote())
+            return actor
+        time.sleep(0.1)
 
 
 class RegistryActor:
@@ -71,6 +79,9 @@ class RegistryActor:
         while True:
             await asyncio.sleep(PERIOD)
             self._farm.tick()
+
+    async def ready(self) -> None:
+        """Return once the actor runs."""
 
     async def announce(self, address: str, described: bytes, slots: int, machine: Any) -> None:
         """Register a machine, or note that it is alive; `machine` is its handle."""

@@ -13,6 +13,7 @@ import contextlib
 import importlib.util
 import logging
 import os
+import random
 import secrets
 import signal
 import socket
@@ -37,14 +38,16 @@ __all__ = ["RayEngine", "RayWorker"]
 log = notices.logger(__name__)
 _T = TypeVar("_T")
 
-# Seconds that `ray.init` may take once the head's port accepts connections: it starts a process there for each client.
-_CONNECT = 60.0
+# Seconds that connecting may take once the head's port accepts connections: it starts a process there for each client.
+# If several clients connect within 0.1 s, such a process may die at its start (Ray 2.60), which `ray.init` reports after
+# half a minute; so it is called again.
+_CONNECT, _TRIES = 120.0, 3
 # Bytes per second that a connection is expected to carry: a list of machines waits behind orders that are being sent.
 _BANDWIDTH = 10e6
 # Seconds for which a machine may start and end its server.
 _START, _END = 600.0, 30.0
 # The most seconds between two attempts of a worker to join the farm again.
-_PAUSE = 30.0
+_PAUSE = 10.0
 # The client of a process has one connection, and a thread that hangs in `ray.init` may not get the next caller's.
 _connecting = threading.Lock()
 
@@ -258,13 +261,15 @@ class RayWorker:
 
 def _require_ray() -> None:
     if not all(importlib.util.find_spec(name) for name in ("ray", "grpc")):
-        raise MissingExtraError("farms behind Ray", "ray[client]", "ray")
+        raise MissingExtraError("farms on Ray", "ray[client]", "ray")
 
 
 def _ray() -> Any:
     """Import Ray; takes 0.5 s."""
     # Without it a lost connection is tried again for half a minute, in which calls hang and jobs are not lost.
     os.environ.setdefault("RAY_CLIENT_RECONNECT_GRACE_PERIOD", "0")
+    # A call without a connection would start a cluster on this machine.
+    os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")
     # Under `uv run` Ray would copy the working directory to the cluster.
     os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
     import ray  # optional, and the variables are read at its import
@@ -283,7 +288,14 @@ def _connected(address: str) -> Any:
         # Answers may be large: that is the point.
         warnings.filterwarnings("ignore", "More than 10MB of messages|Ray Client connection timed out")
         url = f"ray://[{host}]:{port}" if ":" in host else f"ray://{host}:{port}"
-        ray.init(url, namespace=ray_actors.NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
+        for left in reversed(range(_TRIES)):
+            try:
+                ray.init(url, namespace=ray_actors.NAMESPACE, log_to_driver=False, logging_level=logging.CRITICAL)
+                break
+            except ConnectionAbortedError:
+                if not left:
+                    raise
+                time.sleep(random.uniform(0, PERIOD))
         ray_actors.by_value(ray)
         return ray
 

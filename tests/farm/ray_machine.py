@@ -14,7 +14,7 @@ __all__ = ["FakeMachine"]
 class FakeMachine:
     """Has the methods of `fxpool.farm.machine.Here`.
 
-    An order is ``key command argument``; each run appends a line to the file $FARM_LOG: started or cancelled.
+    An order is ``key command argument``; each call appends a line to the file $FARM_LOG.
     """
 
     def __init__(self, slots: int) -> None:
@@ -22,6 +22,7 @@ class FakeMachine:
             raise ValueError("no key")
         self._slots = slots
         self._cancelled: dict[str, threading.Event] = {}
+        self._note("made", "")
 
     def announced(self, address: str = "") -> Machine:
         return Machine(name=f"pid:{os.getpid()}", address=address, slots=self._slots, jobs=0, builds={"torch": "1"})
