@@ -20,6 +20,7 @@ from fxpool.codecache.store.store import LocalStore
 from fxpool.errors import CannotReturnError
 from fxpool.lowering.core.runtime import runtime
 from fxpool.lowering.fallback import remote
+from fxpool.pool import Job
 from fxpool.torch_compat.inductor import aot, inner
 
 KEY = "ab" * 32
@@ -34,7 +35,7 @@ class Workers:
         self._really, self._patch = remote._submit_once, monkeypatch
         monkeypatch.setattr(remote, "_submit_once", self._ask)
 
-    def _ask(self, captured: Any, request: Any, *arguments: Any) -> tuple[bytes, bool]:
+    def _ask(self, captured: Any, request: Any, *arguments: Any) -> tuple[bytes, Job]:
         self.asked[request.level] += 1
         if request.level in self.failing:
             raise self.failing[request.level]
