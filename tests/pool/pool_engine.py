@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from fxpool.farm import engine
+from fxpool.farm import addresses
 from fxpool.farm.engine import Answer
 from fxpool.pool.wire.farm import Machine, Order
 
@@ -65,4 +65,4 @@ class PlayedEngine:
         pass
 
 
-engine.engine_of = PlayedEngine
+addresses.engine_of = PlayedEngine

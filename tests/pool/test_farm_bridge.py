@@ -20,8 +20,9 @@ from pool_loops import LIMIT, on_a_loop, until
 
 from fxpool.errors import ConfigurationError
 from fxpool.farm import bridge
+from fxpool.farm.addresses import engine_of, worker_of
 from fxpool.farm.bridge import Bridge
-from fxpool.farm.engine import Answer, EngineError, engine_of, worker_of
+from fxpool.farm.engine import Answer, EngineError
 from fxpool.pool.wire import farm as f
 from fxpool.pool.wire.connection import Connection
 from fxpool.pool.wire.protocol import Channel

@@ -286,7 +286,7 @@ async def test_a_job_runs_at_home_if_the_farm_has_no_machines() -> None:
 
 
 @pytest.mark.parametrize(
-    ("jobs", "slots", "here", "full"),
+    ("jobs", "slots", "at_home", "full"),
     [
         (0, 1, 0, False),
         (1, 1, 0, False),  # by one job's time
@@ -299,9 +299,9 @@ async def test_a_job_runs_at_home_if_the_farm_has_no_machines() -> None:
     ],
 )
 @on_a_loop
-async def test_a_job_runs_at_home_if_it_starts_there_earlier(jobs: int, slots: int, here: int, full: bool) -> None:
+async def test_a_job_runs_at_home_if_it_starts_there_earlier(jobs: int, slots: int, at_home: int, full: bool) -> None:
     async with running(machine(jobs=jobs, slots=slots)) as (farm, scene, peer):
-        scene.jobs = here
+        scene.jobs = at_home
         give(farm, 1)
         await until(lambda: scene.returned or peer.runs)
         assert scene.returned == ([(1, "full", False)] if full else [])
