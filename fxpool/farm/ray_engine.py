@@ -39,8 +39,8 @@ log = notices.logger(__name__)
 _T = TypeVar("_T")
 
 # Seconds that connecting may take once the head's port accepts connections: it starts a process there for each client.
-# If several clients connect within 0.1 s, such a process may die at its start (Ray 2.60), which `ray.init` reports after
-# half a minute; so it is called again.
+# If several clients connect within 0.1 s, such a process may die at its start (Ray 2.60), which `ray.init` reports
+# after half a minute; so it is called again, and `engine.CONNECT` is not enough.
 _CONNECT, _TRIES = 120.0, 3
 # Bytes per second that a connection is expected to carry: a list of machines waits behind orders that are being sent.
 _BANDWIDTH = 10e6

@@ -1,4 +1,4 @@
-"""What runs where on a farm behind Ray: the state of its registry, without Ray.
+"""The state of the registry of a farm behind Ray, without Ray: machines, jobs and the asks that wait for them.
 
     asks of hosts ──▶ a job per key ──▶ waits, higher priority first ──▶ runs on the allowed machine with the least load
 

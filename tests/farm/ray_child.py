@@ -13,7 +13,10 @@ from fxpool.farm.ray_engine import RayEngine, RayWorker
 
 
 async def _host(address: str, machines: int, jobs: list[str], within: float | None) -> list[dict[str, Any]]:
-    """Run jobs at the same time; list machines as a bridge does. Prints a line once it has connected, and once all jobs are asked for."""
+    """Run jobs at the same time, and list machines as a bridge does.
+
+    Prints a line once it has connected, and another once all jobs are asked for.
+    """
     engine = RayEngine(address)
     await engine.connect()
     print("connected", flush=True)

@@ -109,7 +109,7 @@ class Cluster:
         self._expect(process, "connected")  # Ray 2.60 has a race between clients that connect at the same time
         return process
 
-    def asked(self, process: subprocess.Popen[str]) -> subprocess.Popen[str]:
+    def with_jobs(self, process: subprocess.Popen[str]) -> subprocess.Popen[str]:
         """Wait until a process of `host` has asked for its jobs."""
         self._expect(process, "asked")
         return process
@@ -152,7 +152,7 @@ class Cluster:
     def kill(self, *, but: tuple[subprocess.Popen[str], ...] = ()) -> None:
         """Kill Ray, hosts and machines, but for some."""
         end = time.monotonic() + 20
-        left = set(psutil.Process(process.pid) for process in but)
+        left = {psutil.Process(process.pid) for process in but}
         seen: set[psutil.Process] = set()
         while running := {process for process in seen | self._processes() if _runs(process)} - left:
             assert time.monotonic() < end, running

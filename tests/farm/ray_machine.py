@@ -1,4 +1,4 @@
-"""A machine of a farm without fxpool's server: a job is a text that says what to do, and its answer says where it ran."""
+"""A machine of a farm without fxpool's server: a job is a text that says what to do."""
 
 from __future__ import annotations
 

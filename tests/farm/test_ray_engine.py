@@ -8,6 +8,7 @@ import importlib.util
 import os
 import signal
 import socket
+import sys
 import time
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -17,12 +18,12 @@ import pytest
 from ray_cluster import Cluster, cluster
 
 from fxpool.errors import MissingExtraError
-from fxpool.farm import ray_engine
+from fxpool.farm import ray_actors, ray_engine
 from fxpool.farm.engine import SILENCE, EngineError
 from fxpool.farm.ray_engine import RayEngine, RayWorker
 
 pytestmark = [
-    pytest.mark.timeout(150),
+    pytest.mark.timeout(240),
     pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed"),
 ]
 
@@ -42,7 +43,7 @@ def _kill(pid: int) -> None:
 def test_two_hosts_that_ask_for_the_same_job_share_a_run(ray: Cluster) -> None:
     done = ray.directory / "done"
     with ray.machines(2):
-        hosts = [ray.asked(ray.host(2, f"same until {done}")) for _ in range(2)]
+        hosts = [ray.with_jobs(ray.host(2, f"same until {done}")) for _ in range(2)]
         done.touch()
         reports = [report for host in hosts for report in ray.reports(host)]
     (pid,) = ray.lines("started", "same")
@@ -68,7 +69,7 @@ def _by_answer(reports: list[dict[str, object]]) -> dict[object, list[object]]:
 def test_a_job_whose_machine_is_killed_runs_on_another_and_the_machine_comes_back(ray: Cluster) -> None:
     done = ray.directory / "after the kill"
     with ray.machines(2):
-        host = ray.asked(ray.host(2, f"killed until {done}"))
+        host = ray.with_jobs(ray.host(2, f"killed until {done}"))
         ray.wait_for(lambda: ray.lines("started", "killed"))
         made = len(ray.lines("made", ""))
         _kill(ray.lines("started", "killed")[0])
@@ -115,7 +116,7 @@ def test_the_job_of_a_killed_host_ends(ray: Cluster) -> None:
 def test_jobs_survive_a_restart_of_the_registry(ray: Cluster) -> None:
     done = ray.directory / "after the restart"
     with ray.machines(1):
-        host = ray.asked(ray.host(1, f"restart until {done}"))
+        host = ray.with_jobs(ray.host(1, f"restart until {done}"))
         ray.wait_for(lambda: ray.lines("started", "restart"))
         (registry,) = ray.pids("ray::RegistryActor")
         _kill(registry)
@@ -166,7 +167,7 @@ def test_a_machine_ends_with_its_killed_worker(ray: Cluster) -> None:
 def test_jobs_are_lost_soon_after_the_head_is_killed_and_machines_join_the_next() -> None:
     with cluster() as ray:
         worker = ray.worker()
-        host = ray.asked(ray.host(1, "lost sleep 60"))
+        host = ray.with_jobs(ray.host(1, "lost sleep 60"))
         ray.wait_for(lambda: ray.lines("started", "lost"))
         killed = time.monotonic()
         ray.kill(but=(host, worker))
@@ -244,7 +245,7 @@ def test_a_machine_s_environment_is_its_worker_s(monkeypatch: pytest.MonkeyPatch
         monkeypatch.delenv(name)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setenv("RAY_JOB_ID", "1")
-    monkeypatch.setattr("sys.path", ["/a"])
-    ray_engine.ray_actors._become({"FXPOOL_WORKERS": "2", "RAY_ADDRESS": "x", "PYTHONPATH": "/b:/a:"})
+    monkeypatch.setattr(sys, "path", ["/a"])
+    ray_actors._become({"FXPOOL_WORKERS": "2", "RAY_ADDRESS": "x", "PYTHONPATH": "/b:/a:"})
     assert dict(os.environ) == {"FXPOOL_WORKERS": "2", "PYTHONPATH": "/b:/a:", "RAY_JOB_ID": "1"}
-    assert __import__("sys").path == ["/b", "/a"]
+    assert sys.path == ["/b", "/a"]
