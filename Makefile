@@ -151,7 +151,7 @@ test-durations: $(INSTALLED) $(TRITON) $(TORCHAO) $(ROWS) browser redis
 
 # A folder of one run may not have two modules of one name (conftest): mypy would know only one of them.
 # tests/campaigns and tests/harness are packages below tests.
-CHECKED := "tests/conftest.py tests/style.py tests/campaigns tests/codecache tests/examples tests/front tests/harness \
+CHECKED := "tests/conftest.py tests/style.py tests/campaigns tests/codecache tests/examples tests/farm tests/front tests/harness \
   tests/torch_compat" \
   "tests/measurement tests/benchmarks" tests/lowering tests/pool "bench docs" examples
 

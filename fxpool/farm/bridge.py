@@ -58,7 +58,7 @@ class Bridge:
             engine = None
             try:
                 engine = engine_of(self._address)
-                await engine.connect()
+                await self._connect(engine)
                 self._engine = engine
                 while True:
                     machines = await engine.machines()
@@ -75,11 +75,21 @@ class Bridge:
                 self._lose_all()
                 if engine is not None:
                     await engine.close()
-            # The server takes a silent bridge for a hung one.
             for _ in range(max(1, int(pause / PERIOD))):
                 await asyncio.sleep(PERIOD)
                 self._send(f.Gone(reason="it did not answer the last time"))
             pause = min(_LONGEST_AGAIN, 2 * pause)
+
+    async def _connect(self, engine: Engine) -> None:
+        """Connect, and say so: the server takes a silent bridge for a hung one."""
+        connecting = asyncio.ensure_future(engine.connect())
+        try:
+            while not connecting.done():
+                self._send(f.Connecting())
+                await asyncio.wait({connecting}, timeout=PERIOD)
+            await connecting
+        finally:
+            connecting.cancel()
 
     def _on_frame(self, message: f.ToBridge, payload: memoryview) -> None:
         if isinstance(message, f.Withdraw):

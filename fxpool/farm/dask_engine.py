@@ -146,11 +146,11 @@ class FarmPlugin(WorkerPlugin):
         """Start fxpool's server on this machine. Raises ConfigurationError and StoreError: this machine can't serve."""
         from fxpool.farm import machine  # as above
 
-        self._here = here = machine.Here(worker.state.nthreads)
-        self._entered = machine.of_this_process(here)
+        self._machine = local = machine.LocalMachine(worker.state.nthreads)
+        self._entered = machine.of_this_process(local)
         self._entered.__enter__()
         self._keys: dict[str, str] = {}
-        worker.metrics[_METRIC] = lambda worker: msgspec.to_builtins(here.announced())
+        worker.metrics[_METRIC] = lambda worker: msgspec.to_builtins(local.announced())
 
     def teardown(self, worker: Worker) -> None:
         """End the machine's jobs and its connection to the server."""
@@ -160,7 +160,7 @@ class FarmPlugin(WorkerPlugin):
     def transition(self, key: Any, start: str, finish: str, **more: Any) -> None:
         """End a job that no host waits for any more."""
         if start == "executing" and finish == "cancelled" and str(key).startswith("fxpool-"):
-            self._here.cancel(str(key).removeprefix("fxpool-"))
+            self._machine.cancel(str(key).removeprefix("fxpool-"))
 
 
 class DaskWorker:

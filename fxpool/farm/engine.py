@@ -7,8 +7,8 @@ An engine is a module with two classes. One connects to the engine's scheduler, 
     run       one job; cancelling the coroutine withdraws it
     close
 
-The other makes a machine of the farm out of this one (``fxpool farm worker``): it announces what `Here.announced`
-returns, and answers jobs with `Here.run`. Jobs with the same key are one task of the engine.
+The other makes a machine of the farm out of this one (``fxpool farm worker``): it announces the result of
+`LocalMachine.announced`, and answers jobs with `LocalMachine.run`. Jobs with the same key are one task of the engine.
 """
 
 from __future__ import annotations

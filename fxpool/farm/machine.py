@@ -32,7 +32,7 @@ from fxpool.pool.wire.farm import Machine, Order
 if TYPE_CHECKING:
     from fxpool.pool import Job
 
-__all__ = ["Here", "of_this_process", "run"]
+__all__ = ["LocalMachine", "of_this_process", "run"]
 
 log = notices.logger(__name__)
 
@@ -44,7 +44,7 @@ _SERVERS = 3
 _BUILDS_SECONDS = 10.0
 
 
-class Here:
+class LocalMachine:
     """This machine, with so many slots. Thread-safe."""
 
     def __init__(self, slots: int) -> None:
@@ -185,23 +185,23 @@ def _described(error: BaseException) -> str:
 
 # ---------------------------------------------------------------- the engine's process
 
-_here: Here | None = None
+_machine: LocalMachine | None = None
 
 
 @contextlib.contextmanager
-def of_this_process(here: Here) -> Iterator[Here]:
-    """Make `run` run jobs on `here`."""
-    global _here
-    _here = here
+def of_this_process(machine: LocalMachine) -> Iterator[LocalMachine]:
+    """Make `run` run jobs on `machine`."""
+    global _machine
+    _machine = machine
     try:
-        yield here
+        yield machine
     finally:
-        _here = None
-        here.close()
+        _machine = None
+        machine.close()
 
 
 def run(packed: bytes) -> bytes:
-    """Run a job on this process's machine, as `Here.run`. It is the function of the engine's tasks."""
-    if _here is None:
+    """Run a job on this process's machine, as `LocalMachine.run`. It is the function of the engine's tasks."""
+    if _machine is None:
         return msgspec.msgpack.encode(Answer(machine=socket.gethostname(), error="this process is no farm's machine"))
-    return _here.run(packed)
+    return _machine.run(packed)

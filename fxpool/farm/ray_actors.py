@@ -28,8 +28,8 @@ __all__ = ["FACTORY", "NAMESPACE", "REGISTRY", "MachineActor", "RegistryActor", 
 NAMESPACE = "fxpool"
 #: The name of the registry. The number is raised with its methods: a detached actor outlives an upgrade of fxpool.
 REGISTRY = "fxpool-farm-1"
-#: The callable that a machine calls with its slots, and that returns the methods of `fxpool.farm.machine.Here`.
-FACTORY = "fxpool.farm.machine:Here"
+#: The callable that a machine calls with its slots, and that returns the methods of `fxpool.farm.machine.LocalMachine`.
+FACTORY = "fxpool.farm.machine:LocalMachine"
 
 # Calls of actors at a time: each ask is a call until its job has ended.
 _CALLS = 100_000
@@ -135,7 +135,7 @@ class _ActorLink:
 
 
 class MachineActor:
-    """A machine of the farm, as an actor with threads: `run` and `cancel` of its `Here`, and what its worker needs."""
+    """A machine of the farm, as an actor with threads: `run` and `cancel` of its `LocalMachine`, and more for its worker."""
 
     def __init__(self) -> None:
         self._closed = threading.Event()

@@ -274,7 +274,7 @@ def _submit(captured: Captured, request: CompileRequest, attempt: Attempt, fligh
                 raise
             log.warning("submitting %s again: %s", attempt.label, error)
             continue
-        if job.stayed and not job.joined:
+        if job.stayed and not job.joined and not job.machine:
             farm.report_stayed(job.stayed, job.why)
         if not job.machine or away is None:
             return data, job

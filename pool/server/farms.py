@@ -250,6 +250,8 @@ class Farm:
             self._machines, self._gone = message.machines, ""
             for job in list(self._jobs):
                 self._place(job)
+        elif isinstance(message, f.Connecting):
+            pass
         elif isinstance(message, f.Gone):
             self._lose(message.reason)
         elif message.job not in self._jobs:

@@ -13,6 +13,7 @@ import msgspec
 
 __all__ = [
     "Away",
+    "Connecting",
     "FromBridge",
     "Gone",
     "Lost",
@@ -114,6 +115,10 @@ class Lost(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
     machine: str = ""
 
 
+class Connecting(msgspec.Struct, tag=True, forbid_unknown_fields=True):
+    """The bridge is connecting, which may take an engine a minute."""
+
+
 class Gone(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
     """The farm cannot be reached, and its jobs are lost. The bridge goes on trying, and lists the machines again."""
 
@@ -121,4 +126,4 @@ class Gone(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
 
 
 ToBridge = Run | Withdraw
-FromBridge = Machines | Result | Lost | Gone
+FromBridge = Machines | Result | Lost | Connecting | Gone

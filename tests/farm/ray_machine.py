@@ -12,7 +12,7 @@ __all__ = ["FakeMachine"]
 
 
 class FakeMachine:
-    """Has the methods of `fxpool.farm.machine.Here`.
+    """Has the methods of `fxpool.farm.machine.LocalMachine`.
 
     An order is ``key command argument``; each call appends a line to the file $FARM_LOG.
     """

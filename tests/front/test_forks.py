@@ -31,7 +31,7 @@ from fxpool.watch import events, trace
 #: What else waits, and may stay as it is.
 ALLOWED = {
     "fxpool/pool/client/job.py:Job._wait.waiter": "made to be held by who waits, who is in no child",
-    "fxpool/farm/machine.py:Here._lock": "of an engine's process, in which no program of a user's runs",
+    "fxpool/farm/machine.py:LocalMachine._lock": "of an engine's process, in which no program of a user's runs",
 }
 #: Ends a broken test.
 SECONDS = 20.0

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -22,7 +23,7 @@ from fxpool.codecache.bundle.authentication import new_key
 
 __all__ = ["ENGINES", "Farm", "FarmMachine", "farm", "key_settings"]
 
-_FXPOOL = str(Path(sys.executable).with_name("fxpool"))
+_FXPOOL = Path(sys.executable).with_name("fxpool")
 # Seconds for a scheduler or a machine to start, on a loaded machine.
 _START = 120.0
 
@@ -87,7 +88,7 @@ class Farm:
     def listed(self, environment: Mapping[str, str]) -> list[dict[str, Any]]:
         """Return the machines that ``fxpool farm status`` lists."""
         said = subprocess.run(
-            [_FXPOOL, "farm", "status", "--json"],
+            [str(_FXPOOL), "farm", "status", "--json"],
             env={**os.environ, **environment, "FXPOOL_FARM": self.address},
             capture_output=True,
             text=True,
@@ -113,8 +114,18 @@ def _dask(directory: Path) -> tuple[list[str], str]:
     return command, f"dask://127.0.0.1:{port}"
 
 
+def _ray(directory: Path) -> tuple[list[str], str]:
+    client = free_port()
+    command = [
+        str(_FXPOOL.with_name("ray")), "start", "--head", "--block", "--port", str(free_port()),
+        "--ray-client-server-port", str(client), "--num-cpus", "2", "--num-gpus", "0", "--include-dashboard", "false",
+        "--disable-usage-stats", "--temp-dir", str(directory), "--object-store-memory", str(200 << 20),
+    ]  # fmt: skip
+    return command, f"ray://127.0.0.1:{client}"
+
+
 #: The command of a scheduler and the address of its farm, by engine.
-ENGINES: dict[str, Callable[[Path], tuple[list[str], str]]] = {"dask": _dask}
+ENGINES: dict[str, Callable[[Path], tuple[list[str], str]]] = {"dask": _dask, "ray": _ray}
 
 
 @contextlib.contextmanager
@@ -128,8 +139,11 @@ def farm(
     more: Mapping[str, str] | None = None,
 ) -> Iterator[Farm]:
     """A farm of some machines with `settings`; the last one has `more`, too."""
-    command, address = ENGINES[engine](directory)
     with contextlib.ExitStack() as stack:
+        # Short, because Ray makes sockets in it.
+        command, address = ENGINES[engine](
+            Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fr", dir="/tmp")))
+        )
         log = stack.enter_context(open(directory / "scheduler.log", "wb"))
         scheduler = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
         stack.callback(_end, scheduler)
@@ -150,7 +164,7 @@ def farm(
             }
             errors = stack.enter_context(open(own / "errors", "wb"))
             process = subprocess.Popen(
-                [_FXPOOL, "farm", "worker", address, "--slots", "1"],
+                [str(_FXPOOL), "farm", "worker", address, "--slots", "1"],
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=errors,

@@ -158,7 +158,8 @@ def test_a_scheduler_that_is_gone_sends_the_job_home(event: str, engine: str, tm
         with one_job(running, tmp_path, known_host, settings_of(running, tmp_path), reports):
             os.killpg(running.scheduler.pid, signal.SIGKILL if event == "killed" else signal.SIGSTOP)
     sums = summed(reports)
-    assert sums["compiles"] == {"worker": 1} and sums["farm"] == {"home:gone": 1}, sums
+    # Dask drops its jobs when it notices, which may be before the bridge does.
+    assert sums["compiles"] == {"worker": 1} and sums["farm"] in ({"home:gone": 1}, {"home:lost": 1}), sums
 
 
 @pytest.mark.slow

@@ -31,7 +31,7 @@ from fxpool.errors import (
 )
 from fxpool.farm import machine
 from fxpool.farm.engine import Answer
-from fxpool.farm.machine import Here
+from fxpool.farm.machine import LocalMachine
 from fxpool.lowering.artifact.entry_parts import decode_reply
 from fxpool.lowering.core.farm_orders import AWAY_JOB, FarmOrder, request_name, result_name
 from fxpool.lowering.core.runtime import runtime
@@ -376,7 +376,7 @@ def answered(packed: bytes) -> Answer:
 
 def test_a_machine_runs_an_order(played: PlayedPool, key: Path) -> None:
     played.outcomes = [b"sealed result"]
-    with machine.of_this_process(Here(3)) as this:
+    with machine.of_this_process(LocalMachine(3)) as this:
         answer = answered(machine.run(order()))
         assert (answer.machine, answer.error, answer.payload) == (this.name, "", b"sealed result")
         assert 0 <= answer.seconds < LIMIT
@@ -402,7 +402,7 @@ def test_a_machine_runs_an_order(played: PlayedPool, key: Path) -> None:
 )
 def test_an_error_is_an_answer(error: Exception, words: str, played: PlayedPool) -> None:
     played.outcomes = [error]
-    with machine.of_this_process(Here(1)) as this:
+    with machine.of_this_process(LocalMachine(1)) as this:
         answer = answered(this.run(order()))
         assert this.announced().jobs == 0
     assert answer.error.startswith(words) and len(answer.error) <= 500
@@ -411,14 +411,14 @@ def test_an_error_is_an_answer(error: Exception, words: str, played: PlayedPool)
 
 @pytest.mark.parametrize("packed", [b"", b"\xc1", msgspec.msgpack.encode({"key": "k"}), order()[:-1]])
 def test_an_order_that_cannot_be_read_is_answered(packed: bytes, played: PlayedPool) -> None:
-    with machine.of_this_process(Here(1)) as this:
+    with machine.of_this_process(LocalMachine(1)) as this:
         answer = answered(this.run(packed))
     assert answer.error and not played.jobs
 
 
 def test_a_machine_s_lost_server_costs_a_retry(played: PlayedPool) -> None:
     played.outcomes = [ServerLostError("gone"), b"result"]
-    with machine.of_this_process(Here(1)) as this:
+    with machine.of_this_process(LocalMachine(1)) as this:
         assert answered(this.run(order())).payload == b"result"
         played.outcomes = [ServerLostError("gone")] * 9
         assert "ServerLostError" in answered(this.run(order())).error
@@ -426,7 +426,7 @@ def test_a_machine_s_lost_server_costs_a_retry(played: PlayedPool) -> None:
 
 
 def test_a_withdrawn_job_ends(played: PlayedPool) -> None:
-    with machine.of_this_process(Here(1)) as this:
+    with machine.of_this_process(LocalMachine(1)) as this:
         this.cancel("k")  # it has not begun
         answers: list[Answer] = []
         thread = threading.Thread(target=lambda: answers.append(answered(this.run(order()))))
@@ -442,7 +442,7 @@ def test_a_withdrawn_job_ends(played: PlayedPool) -> None:
 
 
 def test_a_machine_that_ends_withdraws_its_jobs(played: PlayedPool) -> None:
-    with machine.of_this_process(Here(1)) as this:
+    with machine.of_this_process(LocalMachine(1)) as this:
         thread = threading.Thread(target=this.run, args=(order(),))
         thread.start()
         assert played.waits.wait(LIMIT)
@@ -457,14 +457,14 @@ def test_a_process_that_is_no_machine_says_so() -> None:
 def test_a_machine_needs_a_key_and_a_cache(played: PlayedPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FXPOOL_REMOTE_KEY_FILE")
     with pytest.raises(ConfigurationError, match="needs a key"):
-        Here(1)
+        LocalMachine(1)
     monkeypatch.setenv("FXPOOL_REMOTE_KEY_FILE", str(tmp_path / "missing"))
     with pytest.raises(ConfigurationError, match="cannot read"):
-        Here(1)
+        LocalMachine(1)
     monkeypatch.setenv("FXPOOL_REMOTE_KEY_FILE", str(key_file(tmp_path, "key")))
     monkeypatch.setattr(runtime, "store", lambda: None)
     with pytest.raises(ConfigurationError, match="needs a cache"):
-        Here(1)
+        LocalMachine(1)
 
 
 def test_a_machine_compiles_for_its_own_key_and_builds_only(
@@ -475,7 +475,7 @@ def test_a_machine_compiles_for_its_own_key_and_builds_only(
     payload = request.dump()
     part = farm.away(request, "flight", payload)
     fields = {"key": part.key, "seal": part.seal, "builds": part.builds, "environment": {}, "payload": payload}
-    with machine.of_this_process(Here(1)) as this:
+    with machine.of_this_process(LocalMachine(1)) as this:
 
         def run(**changes: Any) -> Answer:
             return answered(this.run(order(timeout=None, **{**fields, **changes})))
