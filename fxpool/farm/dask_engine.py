@@ -69,9 +69,10 @@ class DaskEngine:
             raise EngineError(f"no Dask scheduler answers at {self._address}: {error}") from error
 
     async def machines(self) -> list[Machine]:
-        identity = await self._ask("identity", n_workers=-1)
+        workers: dict[str, Any] = (await self._ask("identity", n_workers=-1))["workers"]
+        self._beats = {address: beat for address, beat in self._beats.items() if address in workers}
         machines = []
-        for address, worker in identity["workers"].items():
+        for address, worker in workers.items():
             announced = worker.get("metrics", {}).get(_METRIC)
             if announced is None or self._is_silent(address, worker["last_seen"]):
                 continue

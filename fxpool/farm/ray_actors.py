@@ -135,7 +135,7 @@ class _ActorLink:
 
 
 class MachineActor:
-    """A machine of the farm, as an actor with threads: `run` and `cancel` of its `LocalMachine`, and more for its worker."""
+    """A machine of the farm, as an actor with threads: its `LocalMachine`, and more for its worker."""
 
     def __init__(self) -> None:
         self._closed = threading.Event()

@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from harness.places import with_tests
 from remote_servers import free_port
 
 from fxpool.codecache.bundle.authentication import new_key
+from fxpool.pool.client import hosts
 
 __all__ = ["ENGINES", "Farm", "FarmMachine", "farm", "key_settings"]
 
@@ -44,30 +44,32 @@ class FarmMachine:
 
     def entries(self) -> int:
         """Return the number of graphs in its cache."""
-        return len(list((self.directory / "c").glob("v*/entries/*/*/*"))) or _entries(self.directory)
+        script = "import fxpool; print(fxpool.stats()['store']['entries'])"
+        environment = {**os.environ, "FXPOOL_CACHE_DIR": str(self.directory / "c")}
+        command = [sys.executable, "-c", script]
+        return int(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout)
 
-    def processes(self, name: str = "") -> list[psutil.Process]:
-        """Return its processes, only those whose command line begins with `name`."""
-        runtime, belonging = str(self.directory / "r"), []
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error):
-                if process.environ().get("FXPOOL_RUNTIME_DIR") == runtime and process.name().startswith(name):
-                    belonging.append(process)
-        return belonging
+    def pids(self) -> dict[str, list[int]]:
+        """Return the processes of its server by kind: ``server``, ``zygote``, ``worker``."""
+        for link in hosts.links(self.directory / "r"):
+            facts = hosts.status(link)
+            if facts["state"] == "running":
+                zygote = facts["zygote"].get("pid")
+                return {
+                    "server": [facts["server_pid"]],
+                    "zygote": [zygote] if zygote else [],
+                    "worker": [job["pid"] for job in facts["running"] if not job["sub_job"] and job["pid"]],
+                }
+        return {"server": [], "zygote": [], "worker": []}
 
     def kill(self) -> None:
         """Kill all of its processes, as if it had lost its power."""
-        self.process.kill()
-        for process in self.processes():
-            with contextlib.suppress(psutil.Error):
-                process.kill()
-
-
-def _entries(directory: Path) -> int:
-    script = "import fxpool; print(fxpool.stats()['store']['entries'])"
-    environment = {**os.environ, "FXPOOL_CACHE_DIR": str(directory / "c")}
-    said = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
-    return int(said.stdout)
+        pids = self.pids()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        for pid in (pid for kind in ("server", "zygote", "worker") for pid in pids[kind]):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 class Farm:
@@ -141,9 +143,8 @@ def farm(
     """A farm of some machines with `settings`; the last one has `more`, too."""
     with contextlib.ExitStack() as stack:
         # Short, because Ray makes sockets in it.
-        command, address = ENGINES[engine](
-            Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fr", dir="/tmp")))
-        )
+        scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="fr", dir="/tmp"))
+        command, address = ENGINES[engine](Path(scratch))
         log = stack.enter_context(open(directory / "scheduler.log", "wb"))
         scheduler = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
         stack.callback(_end, scheduler)
@@ -196,6 +197,3 @@ def _end_machine(machine: FarmMachine) -> None:
             machine.process.wait(20)
     machine.kill()
     machine.process.wait()
-    for process in machine.processes():
-        with contextlib.suppress(psutil.Error):
-            process.kill()

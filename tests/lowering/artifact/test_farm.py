@@ -130,8 +130,8 @@ def test_a_killed_machine_costs_a_retry(part: str, engine: str, tmp_path: Path, 
             if part == "machine":
                 machine.kill()
             else:
-                (process,) = machine.processes(f"fxpool {part}")
-                process.kill()
+                (pid,) = machine.pids()[part]
+                os.kill(pid, signal.SIGKILL)
         sums = summed(reports)
         assert sums["farm"] == {"compiled": 1} and sums["compiles"] == {}, sums
         if part != "machine":
@@ -187,8 +187,8 @@ def test_a_slow_farm_costs_one_wait(engine: str, tmp_path: Path, known_host: Pat
         with fleet(tmp_path, ["a"], known_host, settings, graphs=2, take=TAKE) as hosts:
             hosts.go()
             hosts.wait_for(lambda: busy(running.machines[0].directory))
-            for process in running.machines[0].processes("fxpool worker"):
-                process.suspend()
+            (pid,) = running.machines[0].pids()["worker"]
+            os.kill(pid, signal.SIGSTOP)
             reports = hosts.reports()
     sums = summed(reports)
     assert sums["compiles"] == {"worker": 2} and sums["farm"] == {"home:late": 1, "home:paused": 1}, sums
