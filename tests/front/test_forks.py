@@ -32,6 +32,9 @@ from fxpool.watch import events, trace
 ALLOWED = {
     "fxpool/pool/client/job.py:Job._wait.waiter": "made to be held by who waits, who is in no child",
     "fxpool/farm/machine.py:LocalMachine._lock": "of an engine's process, in which no program of a user's runs",
+    "fxpool/farm/ray_actors.py:MachineActor._closed": "the same",
+    "fxpool/farm/ray_engine.py:RayWorker._stop": "the same",
+    "fxpool/farm/ray_engine.py:_connecting": "of a bridge, in which no program of a user's runs",
 }
 #: Ends a broken test.
 SECONDS = 20.0
