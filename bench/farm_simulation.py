@@ -32,7 +32,8 @@ LENGTHS = (10.0,)
 ASSUMPTIONS = (
     "A slot compiles at full speed, however many others are busy; tracing and loading of clients need no slots.",
     "A machine compiles `speed` times as fast as a host. Machines share no cache directory.",
-    "The engine gives a job to the machine with the fewest jobs per slot, for good: nothing moves to another machine.",
+    "A job goes to the machine with the fewest jobs per slot, for good: of the two that its key names if one of them "
+    "has a free slot, else of all.",
     "The engine forgets a job once its result is delivered. A machine that has the graph in its directory returns it "
     "within `again` seconds, which is no compile; another machine compiles it.",
     'A machine announces its running jobs; with `announces` "all" also those that the engine keeps waiting for it. '
@@ -283,8 +284,11 @@ class _Engine:
         self._run.of_scheduler.count()
         if graph not in self._tasks:
             jobs = [machine.jobs / machine.number for machine in self._machines]
-            least = min(jobs)
-            machine = self._rng.choice([number for number, load in enumerate(jobs) if load == least])
+            likely = random.Random(graph).sample(range(len(jobs)), min(2, len(jobs)))
+            if not any(jobs[number] < 1 for number in likely):
+                likely = list(range(len(jobs)))
+            least = min(jobs[number] for number in likely)
+            machine = self._rng.choice([number for number in likely if jobs[number] == least])
             work = Work(lambda: self._begun(graph, machine), lambda: self._ended(graph))
             self._tasks[graph] = _Task(machine, work)
             self._run.of_scheduler.count()

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import logging
 import socket
 import statistics
@@ -47,6 +48,8 @@ _SILENCE = 20.0
 _AGAIN = 10.0
 # Seconds for which new jobs stay at home after a late one; doubled each time, up to the second.
 _PAUSE, _LONGEST_PAUSE = 30.0, 480.0
+# The number of machines that equal jobs go to, so that the death of a machine does not send the job home.
+_LIKELY = 2
 # Seconds that a job is thought to take before the farm has returned any; the number of jobs that are remembered.
 _TYPICAL, _LAST = 10.0, 32
 
@@ -176,7 +179,7 @@ class Farm:
             sent.timer.cancel()
         limit = max(sent.away.wait, 2 * max(self._seconds, default=0.0))
         sent.timer = self._loop.call_at(sent.since + limit, self._too_late, job)
-        addresses = [one.address for one in equal]
+        addresses = _likely(sent.away.key, equal)
         run = f.Run(job=job, key=sent.away.key, priority=sent.submit.priority, machines=addresses)
         try:
             self._tell(run, msgspec.msgpack.encode(order))
@@ -327,6 +330,21 @@ class Farm:
                 for job, sent in self._jobs.items()
             ],
         }
+
+
+def _likely(key: str, machines: Sequence[f.Machine]) -> list[str]:
+    """Return the addresses of machines to choose from: if they are free, those that any host's equal job goes to.
+
+    Such a machine has the result in its directory. Without machines in common, each of many would compile it.
+    """
+
+    def rank(one: f.Machine) -> bytes:
+        return hashlib.sha256(f"{key} {one.name}".encode()).digest()
+
+    likely = sorted(machines, key=rank)[:_LIKELY]
+    if not any(one.jobs < one.slots for one in likely):
+        likely = list(machines)
+    return [one.address for one in likely]
 
 
 def _differing(wanted: dict[str, str], builds: dict[str, str]) -> list[str]:

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from harness.places import with_tests
+from processes import HERE
 from remote_servers import free_port
 
 from fxpool.codecache.bundle.authentication import new_key
@@ -156,7 +157,8 @@ def farm(
             (own / "c" / "toolchain").symlink_to(known_host / "c" / "toolchain")
             environment = {
                 **os.environ,
-                "PYTHONPATH": with_tests(os.environ.get("PYTHONPATH")),
+                # With the modules that the hosts' program imports.
+                "PYTHONPATH": os.pathsep.join((with_tests(os.environ.get("PYTHONPATH")), str(HERE))),
                 "FXPOOL_CACHE_DIR": str(own / "c"),
                 "FXPOOL_RUNTIME_DIR": str(own / "r"),
                 "FXPOOL_IDLE_TIMEOUT": "1",

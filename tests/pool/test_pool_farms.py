@@ -197,6 +197,29 @@ async def test_a_job_is_sent_with_all_that_a_machine_needs() -> None:
 
 
 @on_a_loop
+async def test_equal_jobs_go_to_the_same_two_machines_while_these_are_free() -> None:
+    names = [f"m{number}" for number in range(6)]
+    free = [f.Machine(name=name, address=f"tcp://{name}", slots=50, jobs=1, builds=BUILDS) for name in names]
+    async with running(*free) as (farm, _scene, peer):
+        give(farm, *range(1, 41))
+        await until(lambda: len(peer.received) == 40)
+        sent = {run.job: run.machines for run, _ in peer.received}
+        give(farm, 101)
+        assert all(len(set(machines)) == 2 for machines in sent.values())
+        assert {address for machines in sent.values() for address in machines} == {one.address for one in free}
+        busy = [one if one.address not in sent[7] else msgspec.structs.replace(one, jobs=50) for one in free]
+        for job in list(sent):
+            farm.recall(job)
+        peer.list_machines(*busy)
+        await until(lambda: [one["jobs"] for one in farm.facts()["machines"]] == [one.jobs for one in busy])
+        del peer.received[:]
+        give(farm, 7)
+        await until(lambda: peer.runs[-1:] == [7])
+        (again,) = [run.machines for run, _ in peer.received if isinstance(run, f.Run) and run.job == 7]
+        assert sorted(again) == [f"tcp://{name}" for name in names], "both are busy"
+
+
+@on_a_loop
 async def test_a_job_is_sent_once() -> None:
     async with running() as (farm, _scene, peer):
         give(farm, 1)
