@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from harness.places import with_tests
 from processes import HERE
@@ -65,12 +66,16 @@ class FarmMachine:
 
     def kill(self) -> None:
         """Kill all of its processes, as if it had lost its power."""
-        pids = self.pids()
+        processes: list[psutil.Process] = []
+        for pid in self.pids()["server"]:
+            with contextlib.suppress(psutil.Error):
+                server = psutil.Process(pid)
+                processes += [server, *server.children(recursive=True)]
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        for pid in (pid for kind in ("server", "zygote", "worker") for pid in pids[kind]):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        for process in processes:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
 
 
 class Farm:
