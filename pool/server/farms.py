@@ -338,8 +338,8 @@ def _likely(key: str, machines: Sequence[f.Machine]) -> list[str]:
     Such a machine has the result in its directory. Without machines in common, each of many would compile it.
     """
 
-    def rank(one: f.Machine) -> bytes:
-        return hashlib.sha256(f"{key} {one.name}".encode()).digest()
+    def rank(machine: f.Machine) -> bytes:
+        return hashlib.sha256(f"{key} {machine.name}".encode()).digest()
 
     likely = sorted(machines, key=rank)[:_LIKELY]
     if not any(one.jobs < one.slots for one in likely):
