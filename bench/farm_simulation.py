@@ -25,15 +25,17 @@ __all__ = ["ASSUMPTIONS", "LENGTHS", "LENGTHS_FROM", "POLICIES", "Scenario", "si
 
 POLICIES = ("alone", "leases", "farm", "farm+leases")
 
-#: Seconds of jobs, and how to measure them.
-LENGTHS_FROM = "python bench/farm.py lengths"
-LENGTHS = (10.0,)
+#: Seconds of jobs, and the command that measured them: on 2 cores of a shared Xeon, with torch 2.13.0+cpu.
+LENGTHS_FROM = "python bench/farm.py lengths --runs 2"
+LENGTHS = (
+    1.1, 2.4, 3.0, 4.4, 4.5, 4.9, 5.0, 5.3, 7.1, 7.5, 8.7, 8.8, 9.8, 9.9, 10.6, 12.1, 13.1, 16.3, 19.2, 20.2,
+)  # fmt: skip
 
 ASSUMPTIONS = (
     "A slot compiles at full speed, however many others are busy; tracing and loading of clients need no slots.",
     "A machine compiles `speed` times as fast as a host. Machines share no cache directory.",
     "A job goes to the machine with the fewest jobs per slot, for good: of the two that its key names if one of them "
-    "has a free slot, else of all.",
+    "has announced a free slot, else of all.",
     "The engine forgets a job once its result is delivered. A machine that has the graph in its directory returns it "
     "within `again` seconds, which is no compile; another machine compiles it.",
     'A machine announces its running jobs; with `announces` "all" also those that the engine keeps waiting for it. '
@@ -58,7 +60,8 @@ class Scenario:
     """Clients, hosts, machines and graphs. The clients of a host run one program: its graphs, in order.
 
     `arrival` is ``together`` (within `spread` seconds) or ``poisson`` (`rate` clients a second). A client has up to
-    `ahead` graphs under way. `trace` and `load` are its seconds before and after each compile.
+    `ahead` graphs under way. `trace` and `load` are its seconds before and after each compile. `wait` and `remote_wait`
+    are the settings FXPOOL_FARM_WAIT and FXPOOL_REMOTE_WAIT.
     """
 
     clients: int = 1000
@@ -76,13 +79,14 @@ class Scenario:
     trace: float = 0.5
     load: float = 0.05
     speed: float = 1.0
-    overhead: float = 0.03
-    bridge: float = 2.0
+    overhead: float = 0.02
+    bridge: float = 1.5
     again: float = 0.1
     announces: str = "running"
     wait: float = 30.0
     trip: float = 0.002
     upload: float = 0.02
+    remote_wait: float | None = None
     seed: int = 0
 
     def draws(self) -> tuple[list[float], list[float], list[list[float]]]:
@@ -276,7 +280,8 @@ class _Engine:
 
     def _beat(self) -> None:
         is_all = self._run.scenario.announces == "all"
-        self.announced = sum(machine.jobs if is_all else machine.running for machine in self._machines)
+        self._seen = [machine.jobs if is_all else machine.running for machine in self._machines]
+        self.announced = sum(self._seen)
         self._run.of_scheduler.count(len(self._machines) + self.bridges)
         self._run.clock.after(1.0, self._beat)
 
@@ -285,7 +290,7 @@ class _Engine:
         if graph not in self._tasks:
             jobs = [machine.jobs / machine.number for machine in self._machines]
             likely = random.Random(graph).sample(range(len(jobs)), min(2, len(jobs)))
-            if not any(jobs[number] < 1 for number in likely):
+            if all(self._seen[number] >= self._run.scenario.slots for number in likely):
                 likely = list(range(len(jobs)))
             least = min(jobs[number] for number in likely)
             machine = self._rng.choice([number for number in likely if jobs[number] == least])
@@ -388,8 +393,11 @@ class _Client:
         elif remote is None:
             self._host.compile(graph, lambda: self._ready(graph))
         else:
-            longest = max(_SHORTEST, *self._compiles) if self._compiles else _UNKNOWN
-            patience = longest if self._in_vain < _MOST_IN_VAIN else 0.0
+            patience = self._run.scenario.remote_wait
+            if patience is None:
+                patience = max(_SHORTEST, *self._compiles) if self._compiles else _UNKNOWN
+            if self._in_vain >= _MOST_IN_VAIN:
+                patience = 0.0
             end = self._clock.now + patience
             remote.look(graph, lambda hit: self._hit(graph) if hit else self._take(graph, end))
 
