@@ -77,7 +77,9 @@ class DaskEngine:
             if announced is None or self._is_silent(address, worker["last_seen"]):
                 continue
             with contextlib.suppress(msgspec.ValidationError):  # of another version of fxpool
-                machines.append(msgspec.convert({**announced, "address": address}, Machine))
+                one = msgspec.convert({**announced, "address": address}, Machine)
+                one.jobs = max(one.jobs, _tasks(worker["metrics"]))
+                machines.append(one)
         alive = {one.address for one in machines}
         silent = set(self._beats) - alive
         held = await self._ask("processing", workers=sorted(silent)) if silent - self._silent and self._jobs else {}
@@ -136,6 +138,12 @@ def _run(order: bytes) -> bytes:
     from fxpool.farm import machine  # imports torch: on a machine of the farm only, not in bridges
 
     return machine.run(order)
+
+
+def _tasks(metrics: dict[str, Any]) -> int:
+    """Return the number of tasks that a worker runs, or that wait for one of its threads."""
+    counts = metrics.get("task_counts", {})
+    return sum(counts.get(state, 0) for state in ("executing", "ready"))
 
 
 class FarmPlugin(WorkerPlugin):

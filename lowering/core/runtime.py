@@ -115,6 +115,7 @@ class Runtime:
                 sys_path=() if shared else tuple(path for path in sys.path if path),
                 host=identity.digest(environment, _PRELOAD, kept=known) if shared else "",
                 idle_timeout=settings.idle_timeout,
+                farm=settings.farm or "",
                 # Each job brings its own limits; the process that starts the host's server sets none for the others.
                 job_timeout=PoolConfig.job_timeout if shared else settings.job_timeout,
                 job_memory=None if shared else settings.job_memory,

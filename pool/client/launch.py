@@ -201,6 +201,7 @@ def _spawn(config: PoolConfig, directory: Path, link: Path | None, before: Path 
         idle_timeout=config.idle_timeout,
         predecessor=str(before) if before is not None else "",
         client=os.getpid(),
+        farm=config.farm,
     )
     runtime_dir.write_config(directory, msgspec.json.encode(facts))
     path = str(directory / runtime_dir.SOCKET)

@@ -226,6 +226,10 @@ class Farm:
 
     # ------------------------------------------------------------ the bridge
 
+    def start(self) -> None:
+        """Start the bridge before the first job."""
+        self._connect()
+
     def _connect(self) -> None:
         """Start the bridge unless one is running, at most every `_AGAIN` seconds. A farm that is gone stays so until it
         answers: the jobs that start its bridge again do not wait for it."""
@@ -369,14 +373,20 @@ class Farms:
             self._jobs.pop(job, None)
         self._host.home(job, reason, detail, still)
 
+    def start(self, address: str) -> None:
+        """Connect to a farm ahead of its first job: an engine takes seconds for that."""
+        self._farm(address).start()
+
     def send(self, job: int, submit: m.Submit, payload: memoryview) -> None:
         """Give a job to the farm that it names; see `Farm.send`."""
         assert submit.away is not None
-        address = submit.away.farm
+        self._jobs[job] = farm = self._farm(submit.away.farm)
+        farm.send(job, submit, payload)
+
+    def _farm(self, address: str) -> Farm:
         if address not in self._farms:
             self._farms[address] = Farm(address, Host(self._came, self._home, self._host.load), self._start)
-        self._jobs[job] = self._farms[address]
-        self._farms[address].send(job, submit, payload)
+        return self._farms[address]
 
     def recall(self, job: int) -> None:
         """Withdraw a job, which has ended."""

@@ -89,6 +89,8 @@ class Server:
         limits = Limits.of(self.config.job_timeout, self.config.job_memory, self.config.memory_high_watermark)
         self.dispatcher = Dispatcher(self.directory, self.slots, limits, self.config.patience, self._to_zygote)
         self.pauses = Pauses(self.dispatcher, self._to_zygote)
+        if self.config.farm:
+            self.dispatcher.farms.start(self.config.farm)
         self.loop.add_signal_handler(signal.SIGTERM, self._asked_to_end)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         self.loop.add_signal_handler(signal.SIGCHLD, self._child_ended)

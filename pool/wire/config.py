@@ -33,7 +33,8 @@ class PoolConfig:
     that is suspended for as long (SIGSTOP, a debugger) is killed, and its jobs start again.
 
     `host` names an environment (see `identity`), whose server all clients on this host share; the server ends after
-    `idle_timeout` seconds without a client. If `host` is empty, the client starts a private server.
+    `idle_timeout` seconds without a client. If `host` is empty, the client starts a private server. A server connects
+    to the farm at address `farm` ahead of the first job for it.
 
     Raises:
         ConfigurationError: `workers` is less than 1.
@@ -52,6 +53,7 @@ class PoolConfig:
     patience: float = 20.0
     host: str = ""
     idle_timeout: float = 120.0
+    farm: str = ""
 
     def __post_init__(self) -> None:
         if self.workers is not None and self.workers < 1:
@@ -75,3 +77,4 @@ class ServerConfig(msgspec.Struct, forbid_unknown_fields=True):
     idle_timeout: float = 120.0
     predecessor: str = ""  # private directory of the server that it replaces, which did not answer
     client: int = 0  # pid of the process that starts it
+    farm: str = ""

@@ -6,6 +6,7 @@ import math
 import os
 import signal
 import socket
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,11 +29,15 @@ LIMIT = 50.0
 
 
 @pytest.fixture
-def distant(make_client: MakeClient, tmp_path: Path) -> PoolClient:
-    """A client of a server whose farm is played by `pool_engine`."""
+def played(tmp_path: Path) -> dict[str, str]:
+    """The environment of a server whose farm is played by `pool_engine`."""
     (tmp_path / "sitecustomize.py").write_text(SITE)
-    paths = os.pathsep.join([str(tmp_path), str(HERE)])
-    return make_client(extra=own_python.environment({"PYTHONPATH": paths}))
+    return own_python.environment({"PYTHONPATH": os.pathsep.join([str(tmp_path), str(HERE)])})
+
+
+@pytest.fixture
+def distant(make_client: MakeClient, played: dict[str, str]) -> PoolClient:
+    return make_client(extra=played)
 
 
 def away(function: str = "shout", wait: float = 300.0, farm: str = "dask://played", **builds: str) -> Away:
@@ -78,6 +83,18 @@ def ends(job: Job) -> tuple[bytes, str, str]:
 
 
 # ---------------------------------------------------------------- with a farm
+
+
+def test_a_server_connects_ahead_of_the_first_job(make_client: MakeClient, played: dict[str, str]) -> None:
+    client = make_client(extra=played, farm="dask://played")
+    client.start()
+    end = time.monotonic() + LIMIT
+    while [farm["state"] for farm in client.status().get("farms", ())] != ["up"]:
+        assert time.monotonic() < end, client.status()
+        time.sleep(0.05)
+    assert len(bridges(client)) == 1 and counts(client) == {}
+    assert ends(echo(client, away())) == (b"OURS", MACHINE, "")
+    assert len(bridges(client)) == 1
 
 
 def test_a_job_runs_on_the_farm(distant: PoolClient) -> None:
