@@ -20,7 +20,7 @@ import msgspec
 
 from fxpool.pool.wire.farm import Machine
 
-__all__ = ["CONNECT", "PERIOD", "SILENCE", "Answer", "Engine", "EngineError", "Worker"]
+__all__ = ["CONNECT", "PERIOD", "SILENCE", "Answer", "Engine", "EngineError", "UnreachableError", "Worker"]
 
 #: Seconds between two lists of machines, and until a scheduler or a machine that says nothing counts as gone.
 PERIOD, SILENCE = 1.0, 4.0
@@ -30,6 +30,10 @@ CONNECT = 10.0
 
 class EngineError(Exception):
     """The engine cannot run the job, or cannot be reached; the message is for people."""
+
+
+class UnreachableError(EngineError):
+    """No scheduler answers, which may be starting."""
 
 
 class Answer(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -64,4 +68,7 @@ class Worker(Protocol):
     """This machine as a part of a farm."""
 
     def serve(self) -> None:
-        """Announce this machine and run jobs, until SIGTERM or SIGINT. Raises EngineError: no scheduler answers."""
+        """Announce this machine and run jobs, until SIGTERM or SIGINT. Waits for a scheduler that does not answer.
+
+        Raises EngineError: this machine cannot be a part of the farm.
+        """

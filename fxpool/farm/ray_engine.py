@@ -30,7 +30,7 @@ import psutil
 from fxpool import notices
 from fxpool.errors import MissingExtraError
 from fxpool.farm import ray_actors
-from fxpool.farm.engine import PERIOD, SILENCE, EngineError
+from fxpool.farm.engine import PERIOD, SILENCE, EngineError, UnreachableError
 from fxpool.pool.wire.farm import Machine
 
 __all__ = ["RayEngine", "RayWorker"]
@@ -172,7 +172,7 @@ class RayWorker:
             signal.signal(number, lambda *_: self._stop.set())
         pause = PERIOD
         try:
-            self._within(_CONNECT + _START, self._begin)
+            self._join()
             while not self._stop.wait(PERIOD):
                 try:
                     self._within(2 * SILENCE, self._check)
@@ -187,6 +187,18 @@ class RayWorker:
             self._stop.clear()  # from here on, wait for the machine to end
             with contextlib.suppress(EngineError):
                 self._within(_END, self._end)
+
+    def _join(self) -> None:
+        """Begin, as soon as the head answers."""
+        pause = PERIOD
+        while not self._stop.is_set():
+            try:
+                self._within(_CONNECT + _START, self._begin)
+                return
+            except UnreachableError as error:
+                log.warning("%s", error)
+                self._stop.wait(pause)
+                pause = min(2 * pause, _PAUSE)
 
     def _begin(self) -> None:
         self._machine = None
@@ -319,8 +331,8 @@ def _machine(described: bytes, jobs: int) -> Machine | None:
     return machine
 
 
-def _unreachable(address: str, error: BaseException) -> EngineError:
-    return EngineError(f"the farm {address} does not answer: {_shown(error)}")
+def _unreachable(address: str, error: BaseException) -> UnreachableError:
+    return UnreachableError(f"the farm {address} does not answer: {_shown(error)}")
 
 
 def _shown(error: BaseException) -> str:

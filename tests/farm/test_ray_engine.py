@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -189,8 +190,17 @@ def test_a_head_that_does_not_answer_is_an_error_soon() -> None:
         with pytest.raises(EngineError, match=f"the farm {address} does not answer: ConnectionRefusedError"):
             asyncio.run(RayEngine(address).connect())
         assert time.monotonic() - start < SILENCE
-        with pytest.raises(EngineError, match="does not answer: ConnectionRefusedError"):
-            _serve(RayWorker(address, 1))
+
+
+def test_a_worker_waits_for_a_head_until_it_is_stopped(caplog: pytest.LogCaptureFixture) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        worker = RayWorker(f"ray://127.0.0.1:{unused.getsockname()[1]}", 1)
+        timer = threading.Timer(2.5, lambda: os.kill(os.getpid(), signal.SIGTERM))
+        timer.start()
+        _serve(worker)
+    assert [record.levelname for record in caplog.records].count("WARNING") >= 2
+    assert "does not answer: ConnectionRefusedError" in caplog.text
 
 
 def _serve(worker: RayWorker) -> None:
