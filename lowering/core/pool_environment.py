@@ -25,7 +25,8 @@ _ENVIRONMENT = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "LC_CTYPE",
                 "PYTHONHOME", "VIRTUAL_ENV", "SSL_CERT_FILE", "LD_PRELOAD", "PYTHONDONTWRITEBYTECODE",
                 "PYTHONPYCACHEPREFIX")  # fmt: skip
 
-# Prefixes of the settings of a farm's engine, for the server's bridge.
+# Packages of a farm's engines, and prefixes of their settings, for the server's bridge.
+_ENGINES = ("distributed", "ray")
 _OF_ENGINES = ("DASK_", "RAY_")
 
 #: Variables that list visible devices. They are emptied while the zygote imports, and for jobs that need no device.
@@ -73,7 +74,7 @@ def _import_path_of_libraries() -> list[str]:
 
     order = list(map(os.path.realpath, known(sys.path)))
     wanted = known(os.environ.get("PYTHONPATH", "").split(os.pathsep))
-    for module in ("fxpool", "torch", "triton", "sympy", "msgspec", "psutil", "tblib", "zstandard", *_engines()):
+    for module in ("fxpool", "torch", "triton", "sympy", "msgspec", "psutil", "tblib", "zstandard", *_ENGINES):
         try:
             spec = importlib.util.find_spec(module)
         except ValueError:  # a module without a spec, made by the program
@@ -90,11 +91,6 @@ def _import_path_of_libraries() -> list[str]:
 
     directories = [p for p in dict.fromkeys(map(os.path.abspath, wanted)) if os.path.realpath(p) not in own]
     return sorted(directories, key=rank)
-
-
-def _engines() -> tuple[str, ...]:
-    """Return the packages that the server's bridge to a farm needs."""
-    return () if config.current().farm is None else ("distributed", "ray")
 
 
 # Prefixes of lines that are not paths to `site`: comments, and lines that are executed.
