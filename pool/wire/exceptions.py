@@ -9,6 +9,8 @@ The tracebacks of an exception group's members are not carried, except in the fo
 
 from __future__ import annotations
 
+import copyreg
+import io
 import pickle
 import traceback
 from types import SimpleNamespace, TracebackType
@@ -176,11 +178,24 @@ def _text(text: str) -> str:
     return text[:_TEXT_KEPT].encode("utf-8", "backslashreplace").decode()
 
 
+def _pickled_alone(error: BaseException) -> bytes:
+    """Pickle an exception without its chain and traceback, also in a process where tblib pickles both, as Dask's."""
+    buffer = io.BytesIO()
+    pickler = pickle.Pickler(buffer)
+    pickler.dispatch_table = {
+        kind: reduce
+        for kind, reduce in copyreg.dispatch_table.items()
+        if not getattr(reduce, "__module__", "").startswith("tblib")
+    }
+    pickler.dump(error)
+    return buffer.getvalue()
+
+
 def _pickle(error: BaseException) -> tuple[bytes | None, str]:
     if not isinstance(error, Exception):
         return None, ""
     try:
-        data = pickle.dumps(error)
+        data = _pickled_alone(error)
         # Many exceptions can be pickled but not unpickled, because the parameters of __init__ differ from `args`.
         copy = pickle.loads(data)
     except BaseException as refused:

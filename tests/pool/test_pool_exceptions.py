@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import subprocess
+import sys
 import threading
 import traceback
 from collections.abc import Callable
@@ -134,3 +136,13 @@ def test_failures_that_are_the_pool_s() -> None:
     assert isinstance(
         exceptions.error_of(m.Failed(job=1, kind="unavailable", reason="r"), b"", "g"), PoolUnavailableError
     )
+
+
+def test_a_process_that_has_tblib_pickle_exceptions_sends_each_alone() -> None:
+    """Importing `distributed` has that effect on the whole process."""
+    code = (
+        "import distributed, pytest, sys; sys.exit(pytest.main(['-q', '-p', 'no:cacheprovider', '-k', 'not has_tblib', "
+        f"{__file__!r}]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stdout[-3000:]
