@@ -66,8 +66,7 @@ def status(as_json: bool) -> None:
     device = builds.digests(runtime.toolchain_directory(runtime.store()), cpp=False)
     able = 0
     for machine in machines:
-        differs = sorted(name for name, digest in own.items() if machine.builds.get(name) != digest)
-        for_devices = not any(name in device for name in differs)
+        differs, for_devices = machine.differing(own), not machine.differing(device)
         able += for_devices
         if as_json:
             facts = {"name": machine.name, "slots": machine.slots, "jobs": machine.jobs}

@@ -108,8 +108,7 @@ class Bridge:
             packed = await engine.run(run.key, order, run.machines, run.priority)
             answer = msgspec.msgpack.decode(packed, type=Answer)
             if answer.error:
-                reply = f.Lost(job=run.job, reason=answer.error, machine=answer.machine)
-                self._send(reply)
+                self._send(f.Lost(job=run.job, reason=answer.error, machine=answer.machine))
             else:
                 self._send(f.Result(job=run.job, machine=answer.machine, seconds=answer.seconds), answer.payload)
         except asyncio.CancelledError:

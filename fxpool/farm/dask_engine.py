@@ -158,7 +158,6 @@ class FarmPlugin(WorkerPlugin):
         self._machine = local = machine.LocalMachine(worker.state.nthreads)
         self._entered = machine.of_this_process(local)
         self._entered.__enter__()
-        self._keys: dict[str, str] = {}
         worker.metrics[_METRIC] = lambda worker: msgspec.to_builtins(local.announced())
 
     def teardown(self, worker: Worker) -> None:
@@ -188,7 +187,7 @@ class DaskWorker:
             loop.add_signal_handler(number, stop.set)
         with tempfile.TemporaryDirectory(prefix="fxpool-dask-") as scratch:
             while not stop.is_set():
-                serving = asyncio.ensure_future(self._one_connection(scratch, stop))
+                serving = asyncio.ensure_future(self._one_connection(scratch))
                 await asyncio.wait({serving, asyncio.ensure_future(stop.wait())}, return_when="FIRST_COMPLETED")
                 if not serving.done():
                     serving.cancel()
@@ -201,7 +200,7 @@ class DaskWorker:
                     with contextlib.suppress(asyncio.TimeoutError):
                         await asyncio.wait_for(stop.wait(), _AGAIN)
 
-    async def _one_connection(self, scratch: str, stop: asyncio.Event) -> None:
+    async def _one_connection(self, scratch: str) -> None:
         """Serve until the scheduler is gone. Raises OSError: none answers."""
         worker = await Worker(
             self._address,

@@ -42,7 +42,7 @@ __all__ = ["Bridge", "Farm", "Farms", "Host", "start_bridge"]
 log = logging.getLogger(__name__)
 
 # Seconds without a word of a bridge after which the farm counts as gone. A bridge speaks every second, but not while it
-# connects or asks for the machines, which the engine may take 18 s for.
+# starts, or asks for the machines, for which it may wait for two answers of the engine.
 _SILENCE = 20.0
 # Seconds between two tries to start a bridge that has ended.
 _AGAIN = 10.0
@@ -156,9 +156,9 @@ class Farm:
             return
         if self._machines is None:
             return  # the bridge is starting
-        equal = [one for one in self._machines if not _differing(sent.away.builds, one.builds)]
+        equal = [one for one in self._machines if not one.differing(sent.away.builds)]
         if not equal:
-            nearest = min((_differing(sent.away.builds, one.builds) for one in self._machines), key=len, default=[])
+            nearest = min((one.differing(sent.away.builds) for one in self._machines), key=len, default=[])
             self._send_home(job, "other_builds" if self._machines else "no_machine", ", ".join(nearest))
             return
         if self._is_full(equal):
@@ -242,15 +242,20 @@ class Farm:
             self._end(f"its bridge could not be started: {error}")
             return
         self._connection = Connection(self._bridge.sock, f.FromBridge, self._from_bridge, self._bridge_ended)
+        self._await_a_word()
+
+    def _await_a_word(self) -> None:
+        """End the bridge if it is silent from now on, also before its first word: then another one can be started."""
+        if self._silence is not None:
+            self._silence.cancel()
+        self._silence = self._loop.call_later(_SILENCE, self._end, f"its bridge was silent for {_SILENCE:g} s")
 
     def _tell(self, message: msgspec.Struct, payload: bytes = b"") -> None:
         if self._connection is not None and not self._connection.closed:
             self._connection.send(message, payload)
 
     def _from_bridge(self, message: f.FromBridge, payload: memoryview) -> None:
-        if self._silence is not None:
-            self._silence.cancel()
-        self._silence = self._loop.call_later(_SILENCE, self._end, f"its bridge was silent for {_SILENCE:g} s")
+        self._await_a_word()
         if isinstance(message, f.Machines):
             if self._gone:
                 log.info("the farm %s answers again", self.address)
@@ -324,7 +329,7 @@ class Farm:
                     "name": one.name,
                     "slots": one.slots,
                     "jobs": one.jobs,
-                    "differs": _differing(self._wanted, one.builds),
+                    "differs": one.differing(self._wanted),
                 }
                 for one in self._machines or ()
             ],
@@ -349,11 +354,6 @@ def _likely(key: str, machines: Sequence[f.Machine]) -> list[str]:
     if not any(one.jobs < one.slots for one in likely):
         likely = list(machines)
     return [one.address for one in likely]
-
-
-def _differing(wanted: dict[str, str], builds: dict[str, str]) -> list[str]:
-    """Return the names of the builds that a machine lacks, or has another of."""
-    return sorted(name for name, digest in wanted.items() if builds.get(name) != digest)
 
 
 class Farms:

@@ -71,6 +71,10 @@ class Machine(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     jobs: int
     builds: dict[str, str]
 
+    def differing(self, wanted: dict[str, str]) -> list[str]:
+        """Return the names of the builds that the machine lacks, or has another of."""
+        return sorted(name for name, digest in wanted.items() if self.builds.get(name) != digest)
+
 
 # ---------------------------------------------------------------- server to bridge
 
