@@ -496,6 +496,16 @@ async def test_a_silent_bridge_is_killed(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @on_a_loop
+async def test_a_bridge_that_never_speaks_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(farms, "_SILENCE", 0.3)
+    async with a_farm() as (farm, scene):
+        farm.start()
+        (peer,) = scene.peers
+        await until(lambda: peer.process.killed)
+        assert farm.pid() is None and "silent" in farm.facts()["reason"]
+
+
+@on_a_loop
 async def test_a_bridge_that_speaks_is_not_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     async with running() as (farm, _scene, peer):
         monkeypatch.setattr(farms, "_SILENCE", 0.5)
