@@ -111,6 +111,8 @@ class Settings:
     regions: str
     """Whether to cut graphs into pieces, so that equal blocks of a model are compiled once and pieces side by side:
     `on`, `off`, or `auto`: for the first stage of ``async+`` and ``progressive+`` modes, if clearly faster."""
+    capture: Path | None
+    """Directory to record graphs in for ``fxpool build``, instead of compiling them: they run eagerly."""
     frames: str
     """Whether to keep what Dynamo makes of a function, and to serve it in other processes without tracing, if nothing
     that tracing depended on has changed: `on`, `off`, or `verify`: trace anyway, and warn if the result differs."""
@@ -122,6 +124,11 @@ class Settings:
     """Keep the program's objects out of full garbage collections while Dynamo traces. Torch 2.15 defers those."""
     untested_torch: bool
     """Try a torch newer than any that fxpool was tested with. Where it does not fit, Inductor compiles the graph."""
+
+    @property
+    def keeps_frames(self) -> bool:
+        """Whether frames are kept and served: not while graphs are recorded, which needs their tracing."""
+        return self.frames != "off" and self.capture is None
 
 
 def _in_home(variable: str, name: str, file: str) -> Path | None:
@@ -171,6 +178,7 @@ _TABLE: dict[str, _Row] = {
     "stages": _Row(setting_values.as_stages, lambda: ({}, {"max_autotune": True})),
     "stage_calls": _Row(setting_values.as_calls, lambda: 0),
     "regions": _Row(setting_values.as_regions, lambda: "auto"),
+    "capture": _Row(setting_values.as_path, lambda: None),
     "frames": _Row(setting_values.as_frames, lambda: "off"),
     "progress": _Row(setting_values.as_progress, lambda: ""),
     "trace": _Row(setting_values.as_path, lambda: None),

@@ -41,6 +41,7 @@ _TABLES: dict[str, tuple[str, ...]] = {
     "remote": ("hits", "misses", "writes"),  # and `error:` with reasons, see docs/counters.md
     "leases": ("taken", "waited", "taken_over", "gave_up"),  # and `lost`
     "farm": ("compiled",),  # and `home:` with reasons
+    "captures": ("recorded", "present"),  # and `not:` with reasons
     "regions": (),  # graphs cut, pieces, distinct pieces; `whole:` and `refused:` with reasons
     "frames": (),  # served, traced, kept, unfit
     "switched_off": (),  # reasons why this process has no pool or cache, each reported in one warning

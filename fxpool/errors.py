@@ -15,6 +15,7 @@
     │   ├── JobTimeoutError               a job exceeded its wall-time limit
     │   ├── JobMemoryError                a job's processes exceeded their memory limit
     │   ├── QuarantinedError              the graph killed its workers earlier and is not compiled again
+    │   ├── RecordedError                 the graph was recorded for another machine instead of being compiled
     │   └── JobCancelledError             the caller withdrew the job
     ├── CompileError
     │   ├── CannotTravelError             the graph cannot be sent to a worker at this level
@@ -30,7 +31,8 @@
         ├── NoEntryError                  no entry has this key, or the prefix matches several keys
         ├── CorruptEntryError             bytes with a wrong digest (callers turn it into a miss)
         ├── NotAuthenticError             bytes from elsewhere without a valid MAC (callers turn it into a miss)
-        └── BundleError                   a bundle that is damaged, not trusted, or of another format
+        ├── BundleError                   a bundle that is damaged, not trusted, or of another format
+        └── CaptureError                  a recorded request that is damaged, not trusted, or of another format
 
 Fields are plain strings and numbers, so that an error can cross a process boundary.
 """
@@ -301,6 +303,14 @@ class QuarantinedError(PoolError):
         )
 
 
+class RecordedError(PoolError):
+    """The graph was recorded for `fxpool build` (the setting `capture`), and runs eagerly instead of being compiled."""
+
+    def __init__(self, job: str) -> None:
+        self.job = job
+        super().__init__(f"{job} was recorded, not compiled")
+
+
 class JobCancelledError(PoolError):
     """The caller withdrew the job, or the pool was closed while the job waited."""
 
@@ -471,3 +481,24 @@ class BundleError(StoreError):
     def __init__(self, name: str, reason: str, why: str) -> None:
         self.name, self.reason, self.why = name, reason, why
         super().__init__(f"cannot use {name} as a bundle: {why}", remedy=_BUNDLE_REMEDIES.get(reason, ""))
+
+
+_CAPTURE_REMEDIES = {
+    "damaged": "copy the directory again",
+    "other_version": "record and build with the same version of fxpool",
+    "unsealed": "record with the same FXPOOL_REMOTE_KEY_FILE",
+    "sealed": "set FXPOOL_REMOTE_KEY_FILE, or pass --key-file",
+    "untrusted": "a recorded request runs as code: if you know its origin, chown it and chmod go-w; or record it with "
+    "a key file, or pass --trust",
+}
+
+
+class CaptureError(StoreError):
+    """A recorded request cannot be used. `name` is its file, `reason` a word, `why` the details.
+
+    Reasons: `damaged`, `other_version`, `unsealed`, `sealed`, `untrusted`, `unreadable`.
+    """
+
+    def __init__(self, name: str, reason: str, why: str) -> None:
+        self.name, self.reason, self.why = name, reason, why
+        super().__init__(f"cannot build {name}: {why}", remedy=_CAPTURE_REMEDIES.get(reason, ""))

@@ -410,6 +410,11 @@ _EAGER = {
     "worker_died": Reason(
         "the graph killed its workers and runs eagerly", "Read the log named in the warning.", "pool.md"
     ),
+    "recorded": Reason(
+        "the graph was recorded for fxpool build (the setting capture)",
+        "Run the program without the setting.",
+        "farm.md",
+    ),
     "overlap": Reason(
         "inputs overlap in memory differently than at the compile",
         "If it happens often, clone them before the call.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ from fxpool.lowering.core import frozen_objects
 from fxpool.lowering.core import options as call_options
 from fxpool.lowering.core.attempt import Attempt, Outcome
 from fxpool.lowering.core.runtime import runtime
-from fxpool.lowering.fallback import chain
+from fxpool.lowering.fallback import chain, recording
 from fxpool.torch_compat.dynamo import tracing
 from fxpool.torch_compat.inductor import clearing, forms
 from fxpool.torch_compat.operators import operator_tables
@@ -40,6 +41,8 @@ def compile_graph(
     operator_tables.watch()
     clearing.watch(_cleared)
     parsed = call_options.parse(mode, options)
+    if recording.is_on():
+        parsed = dataclasses.replace(parsed, mode="subprocess")  # as the machine that compiles them
     if parsed.mode != "subprocess":
         runtime.end_start_ahead()
     configured.attach()

@@ -44,7 +44,7 @@ def _before_the_first_graph() -> None:
 def begin_frames() -> None:
     """Serve frames from now on, if the setting `frames` says so. Idempotent."""
     with contextlib.suppress(FxpoolError):  # the graph reports it
-        if config.current().frames != "off":
+        if config.current().keeps_frames:
             from fxpool.frames import serving  # not needed otherwise
 
             serving.begin()

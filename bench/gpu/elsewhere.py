@@ -1,22 +1,21 @@
-"""Entries for this GPU that a machine without one compiled: loaded here, right, and refused where versions differ.
+"""Graphs captured on this GPU and compiled on a machine without one: served here, and refused where versions differ.
 
-    python -m fxpool device --json > facts.json                        where the GPU is
-    python bench/gpu/elsewhere.py compile --facts facts.json --store DIRECTORY      where there is none
-    python bench/gpu/elsewhere.py load --store DIRECTORY               where the GPU is
+    python bench/gpu/elsewhere.py record --to DIRECTORY [--other]    where the GPU is
+    fxpool build DIRECTORY --to FILE [--device FACTS]                where there is none
+    python bench/gpu/elsewhere.py load --bundle FILE [--refused]     where the GPU is
 
-Both need fxpool with its dependencies importable, of the same versions, and the same torch and Triton. Models are
-trained for one step. `load` exits 1 when something that must hold does not; what differs in a key that does not match
-is printed by component.
+All need fxpool with its dependencies importable, of the same versions, and the same torch and Triton. Models are
+trained for one step. `record` exits 1 if a graph is compiled or not recorded, or if results differ from eager ones;
+with `--other`, it captures as on another kind of device, for `--device`. `load` compares with stock Inductor, and exits
+1 if a graph is not served (with `--refused`: if one is).
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import os
 import pathlib
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -24,11 +23,11 @@ import time
 from typing import Any
 
 HERE = pathlib.Path(__file__).resolve().parent
-MODELS = ("mlp", "convolution", "llama")
+MODELS = ("mlp", "product", "convolution", "broken", "user_kernel", "llama")
 
 
-def build(name: str, device: str) -> tuple[Any, Any]:
-    """A module and a function of it that gives a loss; random numbers are the CPU's."""
+def model_and_loss(name: str) -> tuple[Any, Any]:
+    """Return a module and a function that computes a loss with it. Random numbers are the CPU's."""
     import torch
 
     torch.manual_seed(0)
@@ -40,234 +39,156 @@ def build(name: str, device: str) -> tuple[Any, Any]:
             vocab_size=1024, hidden_size=256, intermediate_size=512, num_hidden_layers=2, num_attention_heads=4,
             num_key_value_heads=2, use_cache=False, attn_implementation="eager",
         )  # fmt: skip
-        model = transformers.LlamaForCausalLM(config).to(device)
-        tokens = torch.randint(0, 1024, (2, 64)).to(device)
+        model = transformers.LlamaForCausalLM(config).cuda()
+        tokens = torch.randint(0, 1024, (2, 64)).cuda()
         return model, lambda: model(input_ids=tokens, labels=tokens).loss
+    kind, x = torch.float32, torch.randn(128, 64)
     if name == "convolution":
         layers = [nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(16, 8, 3, stride=2)]
-        x = torch.randn(4, 3, 32, 32).to(device)
+        x = torch.randn(4, 3, 32, 32)
+    elif name == "product":  # of a size for which lowering wants to measure whether padding pays
+        layers, kind, x = [nn.Linear(4095, 4095, bias=False), nn.ReLU()], torch.bfloat16, torch.randn(4095, 4095)
+    elif name == "user_kernel":
+        from user_module import Scaled
+
+        layers, x = [Scaled()], torch.randn(1000, 64)
     else:
         layers = [nn.Linear(64, 256), nn.GELU(), nn.LayerNorm(256), nn.Linear(256, 64), nn.Softmax(-1)]
-        x = torch.randn(128, 64).to(device)
-    model = nn.Sequential(*layers).to(device)
-    return model, lambda: model(x).square().mean()
+    if name == "broken":
+        layers.insert(2, graph_break())
+    model, x = nn.Sequential(*layers).to("cuda", kind), x.to("cuda", kind)
+    return model, lambda: model(x).float().square().mean()
 
 
-# ------------------------------------------------------------------------------ where there is no GPU
-
-
-def compile_all(facts_path: str, place: str, models: list[str]) -> None:
-    sys.path.insert(0, str(HERE.parents[1] / "tests" / "lowering"))
-    import msgspec
-    import torch
-    from gpu_child import moved
-
-    import fxpool
-    from fxpool.codecache.key.key import GraphKey
-    from fxpool.lowering.artifact.entry_parts import decode_reply
-    from fxpool.lowering.core.attempt import Destination
-    from fxpool.lowering.core.runtime import runtime
-    from fxpool.lowering.fallback.remote import spec_of
-    from fxpool.lowering.request import capture
-    from fxpool.lowering.request.compile_request import COMPILE_JOB
-    from fxpool.lowering.request.placement import Placement
-    from fxpool.torch_compat.cuda.device_facts import DeviceFacts
-
-    with open(facts_path) as file:
-        facts = msgspec.convert(json.loads(file.readline()), DeviceFacts, strict=False)
-    placement = Placement((0,), (facts,))
-    original = capture.key_parts
-    parts: list[dict[str, Any]] = []
-
-    def key_parts(*args: Any) -> dict[str, Any]:
-        parts.append(original(*args))
-        return parts[-1]
-
-    capture.key_parts = key_parts  # type: ignore[assignment]  # any arguments
-    for name in models:
-        _, loss = build(name, "cpu")
-        captures: list[Any] = []
-
-        def backend(gm: Any, inputs: Any) -> Any:
-            into = Destination(store=place, toolchain_dir=os.path.join(place, "toolchain"))
-            captures.append(capture.capture(gm, inputs, label=name, into=into))  # noqa: B023
-            return gm.forward
-
-        torch._dynamo.reset()
-        parts.clear()
-        torch.compile(loss, backend=backend)().backward()
-        (only,), (mine,) = captures, parts
-        only.complete()
-        request = only.request
-        graph, inputs = (
-            msgspec.msgpack.encode(moved(msgspec.msgpack.decode(data))) for data in (request.graph, request.inputs)
-        )
-        layout = msgspec.msgpack.decode(mine["inputs"])
-        inputs_part, graph_part = [inputs, *layout[1:]], [request.level, graph]
-        mine |= {"graph": encoded(graph_part), "inputs": encoded(inputs_part)}
-        mine["system"] = {**mine["system"], **placement.key_part()}
-        request = dataclasses.replace(
-            request, graph=graph, inputs=inputs, devices=(facts,), key=GraphKey.of(capture.without_host(mine)),
-            host_key=GraphKey.of(mine),
-        )  # fmt: skip
-        begun = time.perf_counter()
-        answer = decode_reply(runtime.pool().submit(COMPILE_JOB, request.dump(), spec_of(request)).result())
-        assert answer.reference is not None, answer
-        shown = {"model": name, "key": answer.reference.key, "seconds": round(time.perf_counter() - begun, 1)}
-        print(json.dumps({**shown, "cuda": torch.cuda.is_available(), "torch": str(torch.__version__)}), flush=True)
-        describe(mine, os.path.join(place, f"{name}.json"))
-    fxpool.close()
-
-
-def encoded(part: Any) -> bytes:
-    from fxpool.codecache.key.key import canonical
-
-    return canonical(part)
-
-
-def describe(parts: dict[str, Any], path: str) -> None:
-    """The components of a key, for `load` to compare with its own."""
-    import msgspec
-
-    from fxpool.lowering.request import capture
-
-    plain = {}
-    for name, part in capture.without_host(parts).items():
-        data = msgspec.msgpack.decode(part) if isinstance(part, bytes) else part
-        if name in ("graph", "inputs"):
-            data = [msgspec.msgpack.decode(one) if isinstance(one, bytes) else one for one in data]
-        plain[name] = json.loads(msgspec.json.encode(data))
-    with open(path, "w") as file:
-        json.dump(plain, file)
-
-
-# ------------------------------------------------------------------------------ where the GPU is
-
-
-def child(name: str, backend: str, place: str, save: str) -> None:
+def graph_break() -> Any:
     import torch
 
-    from fxpool.lowering.request import capture
+    class Module(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            torch._dynamo.graph_break()
+            return x + 1
 
-    if backend == "fxpool":
-        from fxpool.bench.demo.child import LoweringCounter
+    return Module()
 
-        counter = LoweringCounter()
-        counter.install()
-        original = capture.key_parts
 
-        def key_parts(*args: Any) -> dict[str, Any]:
-            parts = original(*args)
-            describe(parts, os.path.join(place, f"{name}.mine.json"))
-            return parts
+def child(name: str, backend: str, save: str, other: str) -> None:
+    import torch
 
-        capture.key_parts = key_parts  # type: ignore[assignment]  # any arguments
-    model, loss = build(name, "cuda")
+    from fxpool.bench.demo.child import LoweringCounter
+
+    if other:
+        as_another_device()
+    counter = LoweringCounter()
+    counter.install()
+    model, loss = model_and_loss(name)
     started = time.perf_counter()
-    value = torch.compile(loss, backend=backend)()
+    value = torch.compile(loss, backend=backend)() if backend != "none" else loss()
     value.backward()
     torch.cuda.synchronize()
-    report: dict[str, Any] = {"first": time.perf_counter() - started}
+    report: dict[str, Any] = {"first": round(time.perf_counter() - started, 2), "lowerings": counter.count}
     results = [value.detach().reshape(1), *(parameter.grad for parameter in model.parameters())]
     torch.save([tensor.float().cpu() for tensor in results], save)
     if backend == "fxpool":
         import fxpool
 
         stats = fxpool.stats()
-        report |= {key: stats[key] for key in ("hits", "misses", "compiles", "fallbacks", "bypasses")}
-        report |= {"lowerings": counter.count, "pool": [graph["outcome"] for graph in stats["graphs"]]}
-    print(json.dumps(report))
+        report |= {key: stats[key] for key in ("hits", "misses", "compiles", "fallbacks", "bypasses", "captures")}
+        report["graphs"] = len(stats["graphs"])
+    with open(f"{save}.json", "w") as file:
+        json.dump(report, file)
 
 
-def load_all(place: str, models: list[str], refused: bool) -> None:
+def as_another_device() -> None:
+    """Capture as on a device with another name and a larger cache."""
+    import msgspec
+
+    from fxpool.torch_compat.cuda import device_facts
+
+    capture = device_facts.capture
+
+    def captured(index: int) -> Any:
+        facts = capture(index)
+        properties = {**facts.properties, "name": "another", "L2_cache_size": 123 << 20}
+        return msgspec.structs.replace(facts, name="another", properties=properties)
+
+    device_facts.capture = captured  # type: ignore[assignment]  # functools.cache's
+
+
+def run(name: str, backend: str, root: str, command: list[str], other: bool = False, **environment: str) -> Any:
+    """Run `child` in a fresh process and return its report; the results are in `root`. Ends with the child's output."""
+    save = f"{root}/{name}-{backend}.pt"
+    variables = {
+        "FXPOOL_RUNTIME_DIR": f"{root}/r", "FXPOOL_CACHE_DIR": f"{root}/store", "FXPOOL_POOL": "embedded",
+        "TORCHINDUCTOR_CACHE_DIR": f"{root}/{name}-{backend}/i", "TRITON_CACHE_DIR": f"{root}/{name}-{backend}/t",
+    }  # fmt: skip
+    done = subprocess.run(
+        [*command, __file__, "child", name, backend, save, "other" if other else ""],
+        capture_output=True, text=True, env={**os.environ, **variables, **environment}, check=False,
+    )  # fmt: skip
+    if done.returncode:
+        sys.exit(f"{name} {backend}: {done.stdout[-2000:]}{done.stderr[-4000:]}")
+    with open(f"{save}.json") as file:
+        return json.load(file)
+
+
+def record(directory: str, models: list[str], other: bool) -> list[str]:
     from workload import saved_difference
 
-    failures: list[str] = []
+    failures = []
+    capture = [sys.executable, "-m", "fxpool", "capture", "--to", directory]
     with tempfile.TemporaryDirectory(prefix="fxpool-gpu-") as root:
-        store = f"{root}/store"
-        shutil.copytree(place, store)
-        os.chmod(store, 0o700)
-        for directory, _, files in os.walk(store):
-            os.chmod(directory, 0o700)
-            for file in files:
-                os.chmod(os.path.join(directory, file), 0o600)
         for name in models:
-            row: dict[str, Any] = {"model": name}
-            for backend in ("inductor", "fxpool"):
-                environment = {
-                    "FXPOOL_CACHE_DIR": store, "FXPOOL_RUNTIME_DIR": f"{root}/r", "FXPOOL_POOL": "embedded",
-                    "TORCHINDUCTOR_CACHE_DIR": f"{root}/{name}-{backend}/i",
-                    "TRITON_CACHE_DIR": f"{root}/{name}-{backend}/t",
-                }  # fmt: skip
-                asked = [name, backend, store, f"{root}/{name}-{backend}.pt"]
-                done = subprocess.run(
-                    [sys.executable, __file__, "child", *asked],
-                    capture_output=True, text=True, env={**os.environ, **environment}, check=False,
-                )  # fmt: skip
-                if done.returncode:
-                    failures.append(f"{name} {backend}: {done.stderr[-3000:]}")
-                    break
-                row[backend] = json.loads(done.stdout.strip().splitlines()[-1])
-            else:
-                row["difference"] = saved_difference(f"{root}/{name}-fxpool.pt", f"{root}/{name}-inductor.pt")
-                print(json.dumps(row), flush=True)
-                failures += judged(name, row, refused)
-                if row["fxpool"]["misses"]:
-                    print(*differences(f"{store}/{name}.json", f"{store}/{name}.mine.json"), sep="\n")
-    for failure in failures:
-        print("FAILED:", failure)
-    sys.exit(bool(failures))
+            row = run(name, "fxpool", root, capture, other)
+            run(name, "none", root, [sys.executable])
+            row["difference"] = saved_difference(f"{root}/{name}-fxpool.pt", f"{root}/{name}-none.pt")
+            print(json.dumps({"model": name, **row}), flush=True)
+            if row["lowerings"] or not row["captures"].pop("recorded") or any(row["captures"].values()):
+                failures.append(f"{name}: compiled, or not recorded")
+            if row["difference"] > 2e-2:
+                failures.append(f"{name}: differs from eager by {row['difference']:.3g}")
+    return failures
 
 
-def judged(name: str, row: dict[str, Any], refused: bool) -> list[str]:
-    mine, said = row["fxpool"], []
-    if refused and (mine["hits"] or not mine["misses"]):
-        said.append(f"{name}: an entry of another version was served")
-    if not refused and (mine["misses"] or mine["hits"] != 1 or mine["pool"] != ["hit"]):
-        said.append(f"{name}: not served: {mine}")
-    if mine["lowerings"] or mine["fallbacks"]:
-        said.append(f"{name}: compiled in the process: {mine}")
-    if row["difference"] > 2e-2:
-        said.append(f"{name}: differs from Inductor's by {row['difference']:.3g}")
-    return said
+def load(bundle: str, models: list[str], refused: bool) -> list[str]:
+    from workload import saved_difference
 
-
-def differences(one: str, other: str, limit: int = 12) -> list[str]:
-    """What differs between two descriptions of keys, by path."""
-    with open(one) as first, open(other) as second:
-        theirs, mine = json.load(first), json.load(second)
-    lines: list[str] = []
-
-    def walk(a: Any, b: Any, at: str) -> None:
-        if a == b or len(lines) >= limit:
-            return
-        if isinstance(a, dict) and isinstance(b, dict):
-            for name in sorted({*a, *b}):
-                walk(a.get(name), b.get(name), f"{at}.{name}")
-        elif isinstance(a, list) and isinstance(b, list) and len(a) == len(b):
-            for number, pair in enumerate(zip(a, b, strict=True)):
-                walk(*pair, f"{at}[{number}]")
-        else:
-            lines.append(f"{at}: {str(a)[:300]} there, {str(b)[:300]} here")
-
-    walk(theirs, mine, "key")
-    return lines
+    failures = []
+    with tempfile.TemporaryDirectory(prefix="fxpool-gpu-") as root:
+        store = {**os.environ, "FXPOOL_CACHE_DIR": f"{root}/store"}
+        subprocess.run([sys.executable, "-m", "fxpool", "cache", "import", "--trust", bundle], env=store, check=True)
+        for name in models:
+            stock = run(name, "inductor", root, [sys.executable])
+            row = run(name, "fxpool", root, [sys.executable])
+            row["difference"] = saved_difference(f"{root}/{name}-fxpool.pt", f"{root}/{name}-inductor.pt")
+            print(json.dumps({"model": name, "stock": stock["first"], **row}), flush=True)
+            if bool(row["hits"]) is refused or bool(row["misses"]) is not refused:
+                failures.append(f"{name}: {'served' if refused else 'not served'}")
+            if row["lowerings"]:
+                failures.append(f"{name}: compiled in the process")
+            if row["difference"] > 2e-2:
+                failures.append(f"{name}: differs from Inductor's by {row['difference']:.3g}")
+    return failures
 
 
 def main() -> None:
     if sys.argv[1:2] == ["child"]:
         return child(*sys.argv[2:])
     parser = argparse.ArgumentParser()
-    parser.add_argument("what", choices=["compile", "load"])
-    parser.add_argument("--store", required=True)
-    parser.add_argument("--facts")
+    parser.add_argument("what", choices=["record", "load"])
+    parser.add_argument("--to")
+    parser.add_argument("--bundle")
     parser.add_argument("--models", default=",".join(MODELS))
+    parser.add_argument("--other", action="store_true", help="capture as on another kind of device")
     parser.add_argument("--refused", action="store_true", help="the entries are another version's: none may be served")
     options = parser.parse_args()
     models = options.models.split(",")
-    if options.what == "compile":
-        return compile_all(options.facts, os.path.abspath(options.store), models)
-    load_all(os.path.abspath(options.store), models, options.refused)
+    if options.what == "record":
+        failures = record(os.path.abspath(options.to), models, options.other)
+    else:
+        failures = load(os.path.abspath(options.bundle), models, options.refused)
+    for failure in failures:
+        print("FAILED:", failure)
+    sys.exit(bool(failures))
 
 
 if __name__ == "__main__":

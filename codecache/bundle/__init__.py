@@ -2,5 +2,6 @@
 
 bundle            exports and imports entries
 bundle_file       the file format
-authentication    MACs of bundles and of remote values
+captures          recorded requests, for another machine to compile
+authentication    MACs of bundles, recorded requests and remote values
 """

@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from fxpool.codecache.store.blobs import UnsafeFileError, read_private
 from fxpool.errors import ConfigurationError, NotAuthenticError
 
-__all__ = ["KEY_BYTES", "OVERHEAD", "Keyring", "new_key"]
+__all__ = ["KEY_BYTES", "OVERHEAD", "Keyring", "is_sealed", "keyring_of", "new_key"]
 
 #: Bytes of a key, written as twice as many hexadecimal digits.
 KEY_BYTES = 32
@@ -40,6 +40,11 @@ _LINE = re.compile(rf"[0-9a-fA-F]{{{2 * KEY_BYTES}}}")
 def new_key() -> str:
     """Return a key for a line of a key file."""
     return secrets.token_hex(KEY_BYTES)
+
+
+def is_sealed(data: bytes) -> bool:
+    """Return whether data claims to have a MAC."""
+    return data.startswith(_MAGIC)
 
 
 class Keyring:
@@ -91,7 +96,7 @@ class Keyring:
 
     def open(self, name: str, sealed: bytes) -> bytes:
         """Return the data that was sealed under `name`. Raises NotAuthenticError for another name or an unknown key."""
-        if not sealed.startswith(_MAGIC) or len(sealed) < OVERHEAD:
+        if not is_sealed(sealed) or len(sealed) < OVERHEAD:
             raise NotAuthenticError(name, "it has no MAC")
         start = len(_MAGIC)
         key_name = sealed[start : start + _KEY_NAME]
@@ -102,6 +107,11 @@ class Keyring:
                     return data
                 raise NotAuthenticError(name, "its MAC is wrong")
         raise NotAuthenticError(name, "it was signed with a key that is not accepted here")
+
+
+def keyring_of(path: str | os.PathLike[str] | None) -> Keyring | None:
+    """Return the keys of a file; None without one. Raises ConfigurationError."""
+    return Keyring.load(path) if path is not None else None
 
 
 def _mac(key: bytes, name: str, data: bytes) -> bytes:

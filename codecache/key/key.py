@@ -21,7 +21,7 @@ import contextlib
 import dataclasses
 import hashlib
 import marshal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -70,14 +70,19 @@ class GraphKey:
         if set(parts) != set(ORDER):
             raise ValueError(f"components are {sorted(parts)}, not {sorted(ORDER)}")
         components = tuple(Component(name, _digest(name, parts[name])) for name in ORDER)
-        total = hashlib.sha256(f"fxpool key {KEY_VERSION}".encode())
-        for component in components:
-            total.update(f"\n{component.name} {component.digest}".encode())
-        return cls(total.hexdigest(), components)
+        return cls(_total(components), components)
 
     def holds(self, name: str, part: Any) -> bool:
         """Return whether component `name` has the value `part`."""
         return any(c.name == name and c.digest == _digest(name, part) for c in self.components)
+
+    def with_part(self, name: str, part: Any) -> GraphKey:
+        """Return the key in which component `name` has the value `part`. It has no `detail`."""
+        changed = tuple(
+            Component(name, _digest(name, part), readable(part)) if component.name == name else component
+            for component in self.components
+        )
+        return GraphKey(_total(changed), changed)
 
     def described(self, parts: Mapping[str, Any], texts: Mapping[str, str], detail: bytes = b"") -> GraphKey:
         """Return the same key with `detail` and a readable text per component: from `texts`, or its values, shortened.
@@ -89,6 +94,13 @@ class GraphKey:
             for c in self.components
         )
         return GraphKey(self.digest, tuple(components), detail)
+
+
+def _total(components: Sequence[Component]) -> str:
+    total = hashlib.sha256(f"fxpool key {KEY_VERSION}".encode())
+    for component in components:
+        total.update(f"\n{component.name} {component.digest}".encode())
+    return total.hexdigest()
 
 
 # Last value of each component that seldom changes between graphs, as bytes that distinguish types, and its digest.

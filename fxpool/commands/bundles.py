@@ -50,6 +50,7 @@ def cache_export(
     All entries, or those whose key starts with a KEY.
     """
     from fxpool.codecache.bundle import bundle
+    from fxpool.codecache.bundle.authentication import keyring_of
     from fxpool.codecache.store.store import LocalStore
 
     cache_dir = config.current().cache_dir
@@ -57,7 +58,7 @@ def cache_export(
         fail(f"no cache in {cache_dir}")
     with os.scandir(cache_dir):  # raises if it cannot be read: an empty bundle would be wrong
         store = LocalStore(str(cache_dir))
-    keyring = _keyring(key_file)
+    keyring = keyring_of(key_file or config.current().remote_key_file)
     earlier, created = _since(since, keyring)
     entries, unreadable = [], 0
     for one in store.scan():
@@ -97,9 +98,10 @@ def cache_import(files: tuple[str, ...], key_file: str | None, trust: bool, as_j
     All files are verified before anything is written. If one is damaged, none is imported.
     """
     from fxpool.codecache.bundle import bundle, bundle_file
+    from fxpool.codecache.bundle.authentication import keyring_of
     from fxpool.codecache.store.store import LocalStore
 
-    keyring = _keyring(key_file)
+    keyring = keyring_of(key_file or config.current().remote_key_file)
     store = LocalStore(str(config.current().cache_dir))
     with contextlib.ExitStack() as stack, _damage_told():
         opened = [stack.enter_context(bundle.open_trusted(name, keyring=keyring, trust=trust)) for name in files]
@@ -131,16 +133,6 @@ def _damage_told() -> Iterator[None]:
         if error.reason != "damaged":
             raise
         fail(str(error), FOUND_WRONG)
-
-
-def _keyring(key_file: str | None) -> Keyring | None:
-    """Return the keys of `--key-file` or of the setting; None without both. Raises ConfigurationError."""
-    path = key_file or config.current().remote_key_file
-    if path is None:
-        return None
-    from fxpool.codecache.bundle.authentication import Keyring
-
-    return Keyring.load(path)
 
 
 def _since(given: Sequence[str], keyring: Keyring | None) -> tuple[Earlier | None, float]:

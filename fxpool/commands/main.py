@@ -12,6 +12,7 @@ import click
 
 from fxpool.commands import (
     bench,
+    build,
     bundles,
     cache,
     dashboard,
@@ -64,6 +65,8 @@ for command in (
     doctor.doctor,
     program.run,
     program.warm,
+    program.capture,
+    build.build,
     settings.settings,
     cache.stats,
     cache.cache,

@@ -1,4 +1,4 @@
-"""The commands ``fxpool run`` and ``fxpool warm``: start a program whose ``backend="inductor"`` compiles on the pool.
+"""The commands ``fxpool run``, ``warm`` and ``capture``: start a program whose ``backend="inductor"`` uses the pool.
 
 The program is a new Python process, so that arguments, ``__main__``, tracebacks and exit status are Python's. It
 installs fxpool itself (`lowering.inductor.program_run`), as do its child processes.
@@ -6,6 +6,7 @@ installs fxpool itself (`lowering.inductor.program_run`), as do its child proces
     run              replaces this process by the program
     run --summary    waits for the program, and adds up the reports of its processes
     warm             the same, and waits for its background compiles
+    capture          the same with the setting `capture`: graphs are recorded and run eagerly
 
 Each command imports its modules inside functions, so that `fxpool --help` answers at once.
 """
@@ -19,6 +20,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
@@ -28,7 +30,7 @@ import click
 from fxpool import config, quantities, setting_values, temporary
 from fxpool.commands.output import FOUND_WRONG, fail, width, wrapped
 
-__all__ = ["run", "warm"]
+__all__ = ["capture", "run", "warm"]
 
 _MODE = "TORCHINDUCTOR_FX_COMPILE_MODE"
 _AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
@@ -80,6 +82,26 @@ def warm(arguments: tuple[str, ...], as_module: bool, mode: str | None) -> None:
         click.echo(f"the program ended with {_status(status)}", err=True)
         _end(status)
     raise SystemExit(FOUND_WRONG if lost else 0)
+
+
+@click.command(context_settings={"allow_interspersed_args": False})
+@click.option("--to", "directory", required=True, type=click.Path(file_okay=False), help="Directory for the requests.")
+@_program
+def capture(arguments: tuple[str, ...], as_module: bool, mode: str | None, directory: str) -> None:
+    """Record a program's graphs, for another machine to compile.
+
+    Runs it as `fxpool run` does, but compiles nothing: its graphs run eagerly, and what a worker needs to compile them
+    is written to DIRECTORY, which ranks may share. `fxpool build DIRECTORY` compiles them, on a machine without a GPU,
+    too. The exit status is the program's or, if that is 0, 1 if nothing was recorded.
+    """
+    command, variables = _command(arguments, as_module, mode)
+    variables[config.variable("capture")] = os.path.abspath(directory)
+    status, reports = _report(command, variables, wait=True)
+    recorded = _show_capture(reports, directory)
+    if status:
+        click.echo(f"the program ended with {_status(status)}", err=True)
+        _end(status)
+    raise SystemExit(0 if recorded else FOUND_WRONG)
 
 
 # ---------------------------------------------------------------- the program
@@ -209,6 +231,23 @@ def _show_warm(reports: list[dict[str, Any]]) -> int:
     for report in reports:
         _show_reasons(report)
     return lost
+
+
+def _show_capture(reports: list[dict[str, Any]], directory: str) -> int:
+    """Print the numbers of graphs that a program recorded, and why others were not; return how many there are."""
+    counts: Counter[str] = Counter()
+    for report in reports:
+        counts.update(report["captures"])
+    recorded, present = counts.pop("recorded", 0), counts.pop("present", 0)
+    again = f", {present} captured again" if present else ""
+    click.echo(f"recorded {quantities.counted(recorded, 'graph')} in {directory}{again}")
+    for reason, count in sorted(counts.items()):
+        click.echo(f"not recorded: {quantities.counted(count, 'graph')} ({reason.removeprefix('not:')})")
+    if recorded + present:
+        click.echo(f"`fxpool build {directory}` compiles them")
+    elif not counts:
+        click.echo("no graph was captured: the program called no compiled function, or was killed")
+    return recorded + present
 
 
 def _contents(directory: str) -> str:

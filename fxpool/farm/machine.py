@@ -174,8 +174,7 @@ class LocalMachine:
 
 def _own_environment() -> dict[str, str | None]:
     """Return this machine's variables for a job: those that no key has, such as paths of compilers."""
-    own = {name: value for name, value in os.environ.items() if variables.travels(name) and not variables.in_key(name)}
-    return {**pool_environment.job_environment(own), **dict.fromkeys(pool_environment.DEVICES, "")}
+    return {**pool_environment.job_environment(variables.of_machine()), **dict.fromkeys(pool_environment.DEVICES, "")}
 
 
 def _described(error: BaseException) -> str:

@@ -131,7 +131,7 @@ def _is_doubted(code: types.CodeType) -> bool:
 
 def _is_on() -> bool:
     try:
-        return config.current().frames != "off"
+        return config.current().keeps_frames
     except FxpoolError:  # the graph reports it
         return False
 

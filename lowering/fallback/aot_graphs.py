@@ -15,14 +15,14 @@ import torch
 
 from fxpool import counters, interruptions
 from fxpool.codecache.key import toolchain
-from fxpool.errors import CannotReturnError, CannotTravelError, PoolError
+from fxpool.errors import CannotReturnError, CannotTravelError, PoolError, RecordedError
 from fxpool.lowering.artifact import load
 from fxpool.lowering.artifact.entry_parts import Parts
 from fxpool.lowering.core import switched_off
 from fxpool.lowering.core.attempt import Attempt, Outcome
 from fxpool.lowering.core.runtime import runtime
 from fxpool.lowering.fallback import failed_levels
-from fxpool.lowering.fallback.eager import DEADLY, run_eagerly
+from fxpool.lowering.fallback.eager import RUNS_EAGERLY, run_eagerly
 from fxpool.lowering.request import capture
 from fxpool.lowering.request.captured import Captured
 from fxpool.torch_compat.dynamo import frames, tracing
@@ -97,8 +97,8 @@ def _compile_part(
         part.step_down(f"fx:{error.reason}", error)
     except CannotReturnError as error:
         part.step_down(f"fx:return:{error.reason}", error)
-    except DEADLY as error:
-        if not arguments.get("is_backward"):
+    except RUNS_EAGERLY as error:
+        if not (arguments.get("is_backward") or isinstance(error, RecordedError)):
             raise  # the whole Dynamo graph runs eagerly
         # The forward is already in use, and this may be the user's call of backward().
         return run_eagerly(inner.as_output(graph), part, error)

@@ -21,15 +21,22 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from fxpool import config, counters, failures, interruptions, notices
 from fxpool.codecache.key import cacheable, toolchain
-from fxpool.errors import CannotReturnError, CannotTravelError, NotKeptError, PoolError, PoolUnavailableError
+from fxpool.errors import (
+    CannotReturnError,
+    CannotTravelError,
+    NotKeptError,
+    PoolError,
+    PoolUnavailableError,
+    RecordedError,
+)
 from fxpool.lowering.artifact import load, lookup, sharing
 from fxpool.lowering.artifact.entry_parts import Load, Parts, parts_of_artifact
 from fxpool.lowering.core import switched_off
 from fxpool.lowering.core.attempt import Attempt, Outcome
 from fxpool.lowering.core.options import Options
 from fxpool.lowering.core.runtime import runtime
-from fxpool.lowering.fallback import eager, failed_levels, unimportable
-from fxpool.lowering.fallback.eager import DEADLY, run_eagerly
+from fxpool.lowering.fallback import eager, failed_levels, recording, unimportable
+from fxpool.lowering.fallback.eager import RUNS_EAGERLY, run_eagerly
 from fxpool.lowering.request import capture
 from fxpool.lowering.request.captured import Captured
 from fxpool.lowering.request.compile_request import AOT, CODE_DIFFERS, CompileRequest
@@ -95,7 +102,7 @@ def compile_with_fallback(
         attempt.step_down(f"return:{error.reason}", error)
         if failed_levels.compiles_nowhere(error):
             return _in_process(gm, inputs, attempt, None)
-    except DEADLY as error:
+    except RUNS_EAGERLY as error:
         return run_eagerly(gm.forward, attempt, error)
     except PoolError as error:
         return _without_pool(gm, inputs, attempt, error)
@@ -119,7 +126,7 @@ def compile_with_fallback(
     except CannotTravelError as error:
         attempt.step_down(error.reason, error)
         return _in_process(gm, inputs, attempt, cause or error)
-    except DEADLY as error:
+    except RUNS_EAGERLY as error:
         return run_eagerly(gm.forward, attempt, error)
     except PoolError as error:
         return _without_pool(gm, inputs, attempt, error)
@@ -178,6 +185,8 @@ def _as_dynamo_made_it(
 
         with attempt.timed("capture"):
             call_stages = stages.of_call(attempt, captured, attempt.store())
+        if recording.is_on():
+            _record_all(call_stages, attempt)
         only = call_stages[0].captured
         if only.stays is None:
             cutter = functools.partial(in_pieces, gm, inputs, attempt) if in_pieces is not None else None
@@ -196,6 +205,15 @@ def _as_dynamo_made_it(
         attempt.step_down(switched_off.counted_as(error), error)
         switched_off.say_without_pool(error)
     return _keeping(gm, inputs, only, attempt, loader(only), looked_up=True)
+
+
+def _record_all(stages: Sequence[Stage], attempt: Attempt) -> NoReturn:
+    """Record the graph under the options of each stage; see `recording.record`."""
+    for stage in stages:
+        complete(stage.captured)
+        with contextlib.suppress(RecordedError):
+            recording.record(stage.captured, attempt)
+    raise RecordedError(attempt.label)
 
 
 def _written_by_dynamo(gm: torch.fx.GraphModule, call: Call, parts: Parts, captured: Captured) -> Call:
@@ -302,7 +320,7 @@ def compile_captured(captured: Captured, attempt: Attempt, load_parts: Load) -> 
         return served
     eager.check(store, attempt.key, attempt.label)
     complete(captured)
-    if attempt.options.mode == "subprocess" and config.current().pool != "off":
+    if recording.is_on() or (attempt.options.mode == "subprocess" and config.current().pool != "off"):
         from fxpool.lowering.fallback import remote  # with the pool's client: only a miss needs it
 
         return remote.compile_in_worker(captured, attempt, store, load_parts)
@@ -329,6 +347,8 @@ def serve(
                 torch_counters.bypass(before_autograd=before, inputs=captured.fakes, reason=reason)
         return None
     attempt.key = captured.key.digest
+    if recording.is_on():
+        return None  # it is recorded even if it has been compiled before
     own = attempt.store()
 
     def from_remote() -> tuple[LocalStore, Entry] | None:

@@ -19,6 +19,7 @@ from fxpool.errors import (
     JobTimeoutError,
     PoolError,
     QuarantinedError,
+    RecordedError,
     StoreError,
     WorkerDiedError,
 )
@@ -30,6 +31,9 @@ log = notices.logger(__name__)
 
 #: Errors of a job that ended its worker or had to be killed, now or earlier.
 DEADLY = (WorkerDiedError, JobTimeoutError, JobMemoryError, QuarantinedError)
+
+#: Errors after which a graph runs eagerly.
+RUNS_EAGERLY = (*DEADLY, RecordedError)
 
 
 class _Quarantined:
@@ -118,7 +122,11 @@ def add(store: LocalStore | None, key: str | None, label: str, error: PoolError,
 
 
 def run_eagerly(as_it_is: Callable[..., Any], attempt: Attempt, error: PoolError) -> Callable[..., Any]:
-    """Return the eager graph, with one warning per graph. Raises `error` under ``strict``."""
+    """Return the eager graph, with one warning per graph. Raises `error` under ``strict``, unless it was recorded."""
+    if isinstance(error, RecordedError):
+        counters.count("eager_calls", "recorded")
+        attempt.outcome = Outcome.EAGER
+        return as_it_is
     if attempt.options.strict:
         raise error
     reason = "quarantined" if isinstance(error, QuarantinedError) else "worker_died"

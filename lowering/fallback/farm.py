@@ -74,14 +74,9 @@ def may_take(request: CompileRequest) -> bool:
     shared = request.store is not None and os.path.basename(request.store) != FRESH
     if config.current().farm is None or request.key is None or not shared or request.level not in (AOT, FX):
         return False
-    if request.debug_files is not None or request.visible is not None or _times_templates(request):
+    if request.debug_files is not None or request.visible is not None or request.times_templates:
         return False
     return runtime.part(_Keys).keyring() is not None
-
-
-def _times_templates(request: CompileRequest) -> bool:
-    options = request.ambient.configuration["inductor"]
-    return request.timing is not None and any(options.get(name) for name in ("max_autotune", "max_autotune_gemm"))
 
 
 def away(request: CompileRequest, flight: str, payload: bytes) -> Away:
@@ -100,7 +95,7 @@ def away(request: CompileRequest, flight: str, payload: bytes) -> Away:
         function=AWAY_JOB,
         seal=sealed[: len(sealed) - len(payload)],
         environment={name: value for name, value in request.ambient.environment.items() if variables.in_key(name)},
-        builds=builds.digests(request.toolchain_dir, cpp=not request.devices),
+        builds=dict(request.builds or builds.digests(request.toolchain_dir, cpp=not request.devices)),
         wait=settings.farm_wait,
     )
 

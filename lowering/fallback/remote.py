@@ -22,7 +22,7 @@ import dataclasses
 import functools
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fxpool import counters, notices
@@ -50,7 +50,7 @@ from fxpool.lowering.core import job_place
 from fxpool.lowering.core.attempt import Attempt, Outcome
 from fxpool.lowering.core.runtime import runtime
 from fxpool.lowering.cpp import host_facts
-from fxpool.lowering.fallback import eager, failed_levels, farm, turns, unimportable
+from fxpool.lowering.fallback import eager, failed_levels, farm, recording, turns, unimportable
 from fxpool.lowering.fallback.eager import DEADLY
 from fxpool.lowering.request import ambient
 from fxpool.lowering.request.captured import Captured
@@ -71,9 +71,12 @@ if TYPE_CHECKING:
     from fxpool.pool.wire.farm import Away
     from fxpool.torch_compat.cuda.padding import PaddingQuestion
 
-__all__ = ["compile_in_worker"]
+__all__ = ["compile_in_worker", "spec_of", "submit"]
 
 log = notices.logger(__name__)
+
+#: Answers a query of a worker's.
+Answer = Callable[[bytes], bytes]
 
 # The number of servers that a graph may lose before it is compiled here.
 _SERVERS = 3
@@ -90,8 +93,11 @@ def compile_in_worker(captured: Captured, attempt: Attempt, store: LocalStore | 
         CannotTravelError: the worker's code is not the program's.
         CannotReturnError: the result has no form outside the worker.
         PoolError: the worker died, ran out of time or memory, or could not be started.
+        RecordedError: graphs are recorded, not compiled.
         Exception: any error of the compile.
     """
+    if recording.is_on() and captured.request.level != PACKAGE:
+        recording.record(captured, attempt)
     _refuse_other_code(captured)
     unimportable.refuse(captured)
     failed_levels.refuse(captured, store)
@@ -210,7 +216,8 @@ def _reply(
         if flight and request.measured:  # the result depends on the answers
             name = f"{flight} {hashlib.sha256(repr(request.measured).encode()).hexdigest()}"
         try:
-            data, job = _submit(captured, request, attempt, name)
+            on_ask = functools.partial(_answer, captured, attempt) if request.devices else None
+            data, job = submit(request, attempt, name, on_ask)
         except DEADLY as error:
             eager.add(store, attempt.key, attempt.label, error, captured.request.origin)
             raise
@@ -256,8 +263,10 @@ def _retry_with_visible_devices(captured: Captured, asked: str) -> None:
     captured.show_devices()
 
 
-def _submit(captured: Captured, request: CompileRequest, attempt: Attempt, flight: str) -> tuple[bytes, Job]:
-    """Return the worker's reply, and its job.
+def submit(request: CompileRequest, attempt: Attempt, flight: str, on_ask: Answer | None = None) -> tuple[bytes, Job]:
+    """Return the worker's encoded reply, and its job; `on_ask` answers its queries for a device.
+
+    A farm may run the job instead, if others may share it (`flight`). Raises what `compile_in_worker` raises.
 
     Losing a server is not the graph's fault: the job is submitted to another server. If a farm's result cannot be
     trusted, the job is submitted for this host.
@@ -267,7 +276,7 @@ def _submit(captured: Captured, request: CompileRequest, attempt: Attempt, fligh
     lost = 0
     while True:
         try:
-            data, job = _submit_once(captured, request, payload, attempt, flight, away)
+            data, job = _submit_once(request, payload, attempt, flight, away, on_ask)
         except ServerLostError as error:
             lost += 1
             if lost == _SERVERS:
@@ -287,7 +296,12 @@ def _submit(captured: Captured, request: CompileRequest, attempt: Attempt, fligh
 
 
 def _submit_once(
-    captured: Captured, request: CompileRequest, payload: bytes, attempt: Attempt, flight: str, away: Away | None
+    request: CompileRequest,
+    payload: bytes,
+    attempt: Attempt,
+    flight: str,
+    away: Away | None,
+    on_ask: Answer | None,
 ) -> tuple[bytes, Job]:
     pool = runtime.pool()
     progress = None
@@ -298,7 +312,6 @@ def _submit_once(
     spec = dataclasses.replace(
         spec_of(request), label=attempt.label, flight=flight, priority=attempt.priority, away=away
     )
-    on_ask = functools.partial(_answer, captured, attempt) if request.devices else None
     job = pool.submit(COMPILE_JOB, payload, spec, on_event=progress, on_ask=on_ask, on_record=log_state.prepare)
     if attempt.submitted is not None:
         attempt.submitted(job)

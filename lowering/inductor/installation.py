@@ -41,9 +41,9 @@ def _install() -> None:
 
 
 def _frames_are_on() -> bool:
-    """Return whether whole graphs go through fxpool's cache: a frame refers to the entries of its graphs."""
+    """Return whether whole graphs go through fxpool: a frame refers to the entries of its graphs."""
     try:
-        return config.current().frames != "off"
+        return config.current().frames != "off" or config.current().capture is not None
     except FxpoolError:  # the graph reports it
         return False
 

@@ -17,6 +17,7 @@ from typing import Any
 from fxpool.codecache.key import cacheable, configured, system, toolchain
 from fxpool.errors import CannotTravelError
 from fxpool.lowering.request import variables
+from fxpool.torch_compat.cpp import cpp_toolchain
 from fxpool.torch_compat.operators import by_value
 from fxpool.torch_compat.state import configs, switches, thread_state
 from fxpool.torch_compat.triton import libdevice
@@ -46,6 +47,13 @@ class AmbientState:
             switches={**self.switches, "default_device": without_index(self.switches["default_device"])},
             environment={**self.environment, **hidden},
         )
+
+    def on_this_machine(self) -> AmbientState:
+        """Return the state of another machine, for a compile on this one: with this one's compiler.
+
+        Its path may be another although its digest, which is in the key, is the same.
+        """
+        return self.configured_with(cpp_toolchain.of_this_machine())
 
     def configured_with(self, values: Mapping[str, Any]) -> AmbientState:
         """Return the state with other values for entries of Inductor's configuration."""

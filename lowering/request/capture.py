@@ -309,6 +309,7 @@ def _finish(traced: _Traced, into: Destination, check: Callable[[], None]) -> Ca
         return captured
 
     captured.request = dataclasses.replace(request, key=made)
+    captured.system = parts["system"]
     captured.describe = functools.partial(_described, traced, request, portable)
     if portable is not parts:
 

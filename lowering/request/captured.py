@@ -37,7 +37,7 @@ class Captured:
     `make_host_key` returns the key for hosts like this one, if that differs.
     `lifted` are the parameters and buffers that the graph carries as attributes; they come first among the inputs of
     the compiled callable. `frame` is the function that Dynamo traced it from. `groups` are the process groups that it
-    names.
+    names. `system` is the component of that name of the key for hosts like this one.
     """
 
     request: CompileRequest
@@ -55,6 +55,7 @@ class Captured:
     describe_with_host: Callable[[GraphKey], GraphKey] | None = None
     frame: frames.Frame | None = None
     groups: tuple[str, ...] = ()
+    system: Mapping[str, str | int] = dataclasses.field(default_factory=dict)
 
     @property
     def key(self) -> key.GraphKey | None:

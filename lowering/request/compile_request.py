@@ -68,7 +68,8 @@ class CompileRequest:
     `debug_files` are those that Inductor has to write during the compile, and `logs` are the artifacts of torch's logs
     that the program wants (`torch_compat.dynamo.log_state`). `program` is the file of an exported program,
     whose `graph` and `inputs` are only used for the key. `keep_request`: the request is stored with the entry, so that
-    it can be compiled again to verify the entry.
+    it can be compiled again to verify the entry. `builds` are the digests that a machine needs to compile it
+    (`codecache.key.builds`); None: it is compiled where it was captured.
     """
 
     level: str
@@ -110,11 +111,18 @@ class CompileRequest:
     logs: dict[str, Any] | None = None
     program: str | None = None
     keep_request: bool = False
+    builds: Mapping[str, str] | None = None
 
     @property
     def uses_gpu(self) -> bool:
         """Whether the graph is for CUDA devices of this host."""
         return self.timing is not None
+
+    @property
+    def times_templates(self) -> bool:
+        """Whether Inductor chooses templates for CUDA devices by time, which only a worker that sees them can."""
+        options = self.ambient.configuration["inductor"]
+        return self.timing is not None and any(options.get(name) for name in ("max_autotune", "max_autotune_gemm"))
 
     def key_of(self, has_cpp: bool) -> GraphKey | None:
         """Return the key that an entry is published under; `has_cpp`: it contains C++ kernels."""

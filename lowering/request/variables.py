@@ -7,9 +7,11 @@ the installed Triton.
 
 from __future__ import annotations
 
+import os
+
 from fxpool.codecache.key import programs, toolchain
 
-__all__ = ["FROM_FILES", "in_key", "travels"]
+__all__ = ["FROM_FILES", "in_key", "of_machine", "travels"]
 
 # Variables that invalidate the cache of Triton 3.6 to 3.9. Those for dumps are included, as a dump needs a new compile.
 _OF_TRITON = (
@@ -67,6 +69,11 @@ _PREFIXES = (_PREFIX_IN_KEY, "TRITON_", *programs.FRONTS.values())
 def in_key(name: str) -> bool:
     """Return whether a variable's value is in every key."""
     return name in _IN_KEY or (name.startswith(_PREFIX_IN_KEY) and name not in _NOT_IN_KEY)
+
+
+def of_machine() -> dict[str, str]:
+    """Return the variables that a job for another machine gets from this one: those in no key, such as paths."""
+    return {name: value for name, value in os.environ.items() if travels(name) and not in_key(name)}
 
 
 def travels(name: str) -> bool:

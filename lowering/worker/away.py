@@ -1,7 +1,8 @@
 """The job of a farm's machine: compile a request of another host with this machine's store, and return all of it.
 
 Both directions are authenticated with the key of the remote cache. The request is compiled only if this machine's
-builds are the host's at that moment: a package or a compiler may have changed since the machine announced itself.
+builds are the host's at that moment (`jobs.compile_loaded`): a package or a compiler may have changed since the machine
+announced itself.
 """
 
 from __future__ import annotations
@@ -11,20 +12,12 @@ import dataclasses
 import msgspec
 
 from fxpool.codecache.bundle.authentication import Keyring
-from fxpool.codecache.key import builds
 from fxpool.codecache.remote import values
 from fxpool.codecache.store.store import LocalStore
-from fxpool.errors import CompileError, CorruptEntryError
+from fxpool.errors import CorruptEntryError
 from fxpool.lowering.artifact import lookup
 from fxpool.lowering.artifact.content import content_of
-from fxpool.lowering.artifact.entry_parts import (
-    COMPILER_CHANGED,
-    Artifact,
-    CompileReply,
-    Reference,
-    encode_reply,
-    parts_of_entry,
-)
+from fxpool.lowering.artifact.entry_parts import Artifact, CompileReply, Reference, encode_reply, parts_of_entry
 from fxpool.lowering.core.farm_orders import FarmOrder, request_name, result_name
 from fxpool.lowering.request.compile_request import CompileRequest
 from fxpool.lowering.worker import jobs
@@ -43,15 +36,9 @@ def away_job(payload: bytes) -> bytes:
     """
     order = msgspec.msgpack.decode(payload, type=FarmOrder)
     keyring = Keyring.load(order.key_file)
-    wanted = _request(order, keyring)
-    own = builds.digests(order.toolchain_dir)
-    if differing := sorted(name for name, digest in order.builds.items() if own.get(name) != digest):
-        raise CompileError(f"this machine has other builds than the host: {', '.join(differing)}")
-    reply = jobs.compile_loaded(wanted)
+    reply = jobs.compile_loaded(_request(order, keyring))
     if reply.reference is not None:
         reply = CompileReply(artifact=_inline(reply.reference))
-    if reply.artifact is not None:
-        _refuse_others_cpp(reply.artifact, wanted, own, order.builds)
     return values.pack(keyring, result_name(order.key), encode_reply(reply))
 
 
@@ -65,14 +52,17 @@ def prepare_for_others_job(payload: bytes) -> bytes:
 def _request(order: FarmOrder, keyring: Keyring) -> CompileRequest:
     """Return the request of an order, for this machine. Raises NotAuthenticError before anything of it is decoded."""
     data = keyring.open(request_name(order.key), order.seal + order.request)
+    request = CompileRequest.load(data)
     return dataclasses.replace(
-        CompileRequest.load(data),
+        request,
+        ambient=request.ambient.on_this_machine(),
         store=order.store,
         toolchain_dir=order.toolchain_dir,
         bounds=None,
         rejected_entries=(),
         logs=None,
         keep_request=False,
+        builds=order.builds,
     )
 
 
@@ -86,11 +76,3 @@ def _inline(reference: Reference) -> Artifact:
     artifact.decisions, artifact.graphs = content.decisions, content.graphs
     artifact.phases, artifact.times, artifact.guessed = reference.phases, reference.times, reference.guessed
     return artifact
-
-
-def _refuse_others_cpp(artifact: Artifact, request: CompileRequest, own: dict[str, str], sent: dict[str, str]) -> None:
-    """Refuse C++ for a host that has asked for device code only: its processor or compiler may be another."""
-    if artifact.unkept == COMPILER_CHANGED:
-        raise CompileError("this machine's C++ compiler is not the host's")
-    if artifact.has_cpp() and own.keys() - sent.keys():
-        raise CompileError(f"{request.label} has C++, which depends on this machine's processor")

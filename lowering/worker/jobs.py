@@ -10,11 +10,12 @@ import os
 from concurrent.futures import Future
 
 from fxpool import notices
+from fxpool.codecache.key import builds
 from fxpool.codecache.store.store import LocalStore
-from fxpool.errors import StoreError
+from fxpool.errors import CompileError, StoreError
 from fxpool.lowering.artifact import lookup, publishing
 from fxpool.lowering.artifact.content import Decisions
-from fxpool.lowering.artifact.entry_parts import CompileReply, Reference, encode_reply
+from fxpool.lowering.artifact.entry_parts import COMPILER_CHANGED, Artifact, CompileReply, Reference, encode_reply
 from fxpool.lowering.core.scratch import scratch_directory
 from fxpool.lowering.cpp import host_facts, kernels, precompiled_header
 from fxpool.lowering.cpp.kernels import KernelJobs
@@ -43,9 +44,13 @@ def compile_job(payload: bytes) -> bytes:
 
 
 def compile_loaded(request: CompileRequest) -> CompileReply:
-    """Compile a request; see `compile_job`."""
+    """Compile a request; see `compile_job`.
+
+    Raises CompileError if the request was captured on a machine with other builds, or if the result depends on them.
+    """
     job = current_job()
     assert job is not None, "compile_job runs in a pool"
+    own = _compared_builds(request)
     if (entry := lookup.present(request)) is not None:
         assert request.store is not None
         reference = Reference(
@@ -85,6 +90,8 @@ def compile_loaded(request: CompileRequest) -> CompileReply:
         )
     artifact.guessed = tuned is not None and tuned.guessed
     artifact.times = times
+    if own is not None:
+        _refuse_others_cpp(artifact, request, own)
     job.phase("publishing")
     key = request.key_of(artifact.has_cpp())
     if key is None or request.store is None:
@@ -110,6 +117,26 @@ def compile_loaded(request: CompileRequest) -> CompileReply:
         found=artifact.reused,
     )
     return CompileReply(reference=reference)
+
+
+def _compared_builds(request: CompileRequest) -> dict[str, str] | None:
+    """Return this machine's builds for a request of another machine, else None. Raises CompileError if they differ."""
+    if request.builds is None:
+        return None
+    own = builds.digests(request.toolchain_dir)
+    differing = sorted(name for name, digest in request.builds.items() if own.get(name) != digest)
+    if differing:
+        raise CompileError(f"this machine has other builds than the host: {', '.join(differing)}")
+    return own
+
+
+def _refuse_others_cpp(artifact: Artifact, request: CompileRequest, own: dict[str, str]) -> None:
+    """Refuse C++ for a host that has asked for device code only: its processor or compiler may be another."""
+    assert request.builds is not None
+    if artifact.unkept == COMPILER_CHANGED:
+        raise CompileError("this machine's C++ compiler is not the host's")
+    if artifact.has_cpp() and own.keys() - request.builds.keys():
+        raise CompileError(f"{request.label} has C++, which depends on this machine's processor")
 
 
 def prepare_job(payload: bytes) -> bytes:

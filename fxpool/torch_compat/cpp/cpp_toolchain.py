@@ -11,6 +11,7 @@ with it.
 from __future__ import annotations
 
 import functools
+import os
 import shlex
 import sys
 from collections.abc import Hashable
@@ -33,6 +34,11 @@ def compiler_candidates() -> list[str]:
     cxx = config.cpp.cxx
     candidates = cxx if isinstance(cxx, (list, tuple)) else (cxx,)
     return [str(candidate) for candidate in candidates if candidate]
+
+
+def of_this_machine() -> dict[str, Any]:
+    """Return the entries of Inductor's configuration that name this machine's compiler, as they are by default."""
+    return {"cpp.cxx": (None, os.environ.get("CXX") or "g++")}
 
 
 def takes_arguments() -> bool:

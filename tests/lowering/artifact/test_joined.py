@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -83,17 +84,17 @@ def test_a_shared_result_that_does_not_fit_is_made_for_this_call(
 ) -> None:
     """As if the job had been begun for other sizes: the guards of what it made do not hold here."""
     flights: list[str] = []
-    submit = remote._submit
+    submit = remote.submit
 
-    def joined(captured: Any, request: Any, attempt: Any, flight: str) -> tuple[bytes, bool]:
+    def joined(request: Any, attempt: Any, flight: str, on_ask: Any) -> tuple[bytes, Any]:
         flights.append(flight)
-        data, _ = submit(captured, request, attempt, flight)
-        return data, len(flights) == 1
+        data, _ = submit(request, attempt, flight, on_ask)
+        return data, SimpleNamespace(joined=len(flights) == 1, machine="")
 
     def hold(guards: Any, values: Any) -> bool:
         return len(flights) != 1
 
-    monkeypatch.setattr(remote, "_submit", joined)
+    monkeypatch.setattr(remote, "submit", joined)
     monkeypatch.setattr(effects, "guards_hold", hold)
     run()
     key = fxpool.stats()["graphs"][0]["key"]

@@ -35,11 +35,11 @@ class Workers:
         self._really, self._patch = remote._submit_once, monkeypatch
         monkeypatch.setattr(remote, "_submit_once", self._ask)
 
-    def _ask(self, captured: Any, request: Any, *arguments: Any) -> tuple[bytes, Job]:
+    def _ask(self, request: Any, *arguments: Any) -> tuple[bytes, Job]:
         self.asked[request.level] += 1
         if request.level in self.failing:
             raise self.failing[request.level]
-        return self._really(captured, request, *arguments)
+        return self._really(request, *arguments)
 
     def as_a_new_process(self) -> dict[str, int]:
         """Compile a graph; how often each level was asked for."""

@@ -251,7 +251,7 @@ class Submitted:
         monkeypatch.setattr(remote, "_submit_once", self._submit_once)
 
     def _submit_once(
-        self, graph: Any, request: CompileRequest, payload: bytes, attempt: Any, flight: str, away: Away | None
+        self, request: CompileRequest, payload: bytes, attempt: Any, flight: str, away: Away | None, on_ask: Any
     ) -> tuple[bytes, Any]:
         self.aways.append(away)
         outcome = self._outcomes.pop(0)
@@ -262,8 +262,7 @@ class Submitted:
 
 def submit(request: CompileRequest, flight: str = "f") -> tuple[bytes, Any]:
     attempt: Any = SimpleNamespace(label="graph")
-    graph: Any = None
-    return remote._submit(graph, request, attempt, flight)
+    return remote.submit(request, attempt, flight)
 
 
 def farm_key(request: CompileRequest) -> str:
