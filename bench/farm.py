@@ -191,7 +191,6 @@ def simulate(options: argparse.Namespace) -> bool:
             "Poisson arrivals": dataclasses.replace(base, arrival="poisson"),
             "each host has its own program, all graphs at once": many,
             "the same with 8 machines": dataclasses.replace(many, machines=8),
-            "the same, machines announce waiting jobs, too": dataclasses.replace(many, machines=8, announces="all"),
         }
     _print_assumptions(options)
     for name, scenario in scenarios.items():
@@ -367,7 +366,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command.add_argument("--ahead", type=int, default=1, help="graphs that a client has under way")
     command.add_argument("--wait", type=float, default=Scenario.wait, help="FXPOOL_FARM_WAIT")
     command.add_argument("--remote-wait", type=float, help="FXPOOL_REMOTE_WAIT")
-    command.add_argument("--announces", choices=("running", "all"), default="running", help="jobs of a machine")
+    command.add_argument("--announces", choices=("running", "all"), default="all", help="jobs of a machine")
     command.add_argument("--policies", type=_words, default=POLICIES)
     command.add_argument("--single", action="store_true", help="only the scenario of the options")
     command.add_argument("--seed", type=int, default=0)

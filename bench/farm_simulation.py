@@ -38,8 +38,7 @@ ASSUMPTIONS = (
     "has announced a free slot, else of all.",
     "The engine forgets a job once its result is delivered. A machine that has the graph in its directory returns it "
     "within `again` seconds, which is no compile; another machine compiles it.",
-    'A machine announces its running jobs; with `announces` "all" also those that the engine keeps waiting for it. '
-    "Hosts see this once a second.",
+    'A machine announces its jobs, with `announces` "running" only those that run. Hosts see this once a second.',
     "A host needs `bridge` seconds until its first job for the farm can leave, and `overhead` seconds for each.",
     "Networks lose nothing; no machine, worker or host fails; farm, hosts and remote have the same builds and keys.",
     "The remote answers after `trip` seconds whatever its load, so that waiting clients poll as fast as they may; an "
@@ -82,7 +81,7 @@ class Scenario:
     overhead: float = 0.02
     bridge: float = 1.5
     again: float = 0.1
-    announces: str = "running"
+    announces: str = "all"
     wait: float = 30.0
     trip: float = 0.002
     upload: float = 0.02
@@ -171,6 +170,7 @@ class _Sent:
     deadline: float
     sent: bool = False
     late: bool = False
+    started: bool = False
 
 
 class _Bridge:
@@ -225,16 +225,32 @@ class _Bridge:
 
     def _started(self) -> None:
         self._state = "up"
-        self._engine.bridges += 1
+        self._engine.bridges.append(self)
         for graph in list(self._jobs):
             self._decide(graph)
 
     def _is_full(self) -> bool:
-        engine, slots = self._engine, self._host.slots
-        waiting = max(engine.announced, sum(job.sent for job in self._jobs.values())) + 1 - engine.slots
+        slots = self._host.slots
+        waiting = self._waiting() + 1
         typical = statistics.median(self._seconds) if self._seconds else _TYPICAL
         wait_home = typical * max(0, slots.jobs + 1 - slots.number) / slots.number
-        return typical * max(0, waiting) / engine.slots > wait_home + typical
+        return typical * max(0, waiting) / self._engine.slots > wait_home + typical
+
+    def _waiting(self) -> int:
+        """Return the number of jobs that wait at the farm, less its free slots."""
+        return max(self._engine.announced, sum(job.sent for job in self._jobs.values())) - self._engine.slots
+
+    def listed(self) -> None:
+        """Take this host's share of the jobs home that wait at the farm in surplus, if slots are free here."""
+        for graph in self._jobs.keys() & self._engine.running:
+            self._jobs[graph].started = True
+        own = [graph for graph, job in self._jobs.items() if job.sent and not job.started and not job.late]
+        waiting, slots = self._waiting(), self._host.slots
+        for number, graph in enumerate(reversed(own)):  # the last ones first
+            if slots.jobs >= slots.number or number * waiting >= len(own) * (waiting - self._engine.slots):
+                break
+            self._engine.withdraw(graph, self)
+            self._home(graph, "full")
 
     def _home(self, graph: int, reason: str) -> None:
         del self._jobs[graph]
@@ -275,14 +291,19 @@ class _Engine:
         self._stores: list[set[int]] = [set() for _ in range(scenario.machines)]
         self._tasks: dict[int, _Task] = {}
         self.slots = scenario.machines * scenario.slots
-        self.announced = self.bridges = 0
+        self.announced = 0
+        self.running: set[int] = set()
+        self.bridges: list[_Bridge] = []
         self._beat()
 
     def _beat(self) -> None:
         is_all = self._run.scenario.announces == "all"
         self._seen = [machine.jobs if is_all else machine.running for machine in self._machines]
         self.announced = sum(self._seen)
-        self._run.of_scheduler.count(len(self._machines) + self.bridges)
+        self.running = {graph for graph, task in self._tasks.items() if task.work.state == "running"}
+        self._run.of_scheduler.count(len(self._machines) + len(self.bridges))
+        for bridge in self.bridges:
+            bridge.listed()
         self._run.clock.after(1.0, self._beat)
 
     def submit(self, graph: int, bridge: _Bridge) -> None:

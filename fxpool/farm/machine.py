@@ -76,7 +76,12 @@ class LocalMachine:
 
     def announced(self, address: str = "") -> Machine:
         """Return this machine as its farm lists it."""
-        return Machine(name=self.name, address=address, slots=self.slots, jobs=len(self._jobs), builds=self.builds())
+        builds = self.builds()
+        with self._lock:
+            running = list(self._jobs)
+        return Machine(
+            name=self.name, address=address, slots=self.slots, jobs=len(running), running=running, builds=builds
+        )
 
     def builds(self) -> dict[str, str]:
         """Return the digests of what this machine compiles with, as of some seconds ago.

@@ -6,7 +6,8 @@ at home, with a reason that is counted, if
     gone          the farm does not answer, or its bridge has ended
     no_machine    no machine has announced itself
     other_builds  no machine compiles with the builds that the job asks for
-    full          the farm's queue is longer than this host's, by more than one job's time
+    full          the farm's queue is longer than this host's, by more than one job's time; a job that the farm has
+                  not started comes home if the farm has more such jobs than slots, and this host has free slots
     paused        a job was late, less than `_PAUSE` seconds ago
     late          it has no result after `Away.wait` seconds, or twice the time of the farm's last jobs if that is more
     lost          the farm lost it, or its worker there failed
@@ -99,6 +100,7 @@ class _Sent:
     payload: memoryview
     since: float
     placed: bool = False
+    started: bool = False
     late: bool = False
     timer: asyncio.TimerHandle | None = None
 
@@ -156,7 +158,7 @@ class Farm:
             return
         if self._machines is None:
             return  # the bridge is starting
-        equal = [one for one in self._machines if not one.differing(sent.away.builds)]
+        equal = self._equal(sent)
         if not equal:
             nearest = min((one.differing(sent.away.builds) for one in self._machines), key=len, default=[])
             self._send_home(job, "other_builds" if self._machines else "no_machine", ", ".join(nearest))
@@ -189,12 +191,37 @@ class Farm:
 
     def _is_full(self, equal: Sequence[f.Machine]) -> bool:
         """Return whether the farm would start the job later than this host, by more than one job's time."""
-        there = sum(one.slots for one in equal)
-        waiting = max(sum(one.jobs for one in equal), sum(sent.placed for sent in self._jobs.values())) + 1 - there
+        there, waiting = self._queue(equal)
         slots, jobs = self._host.load()
         typical = statistics.median(self._seconds) if self._seconds else _TYPICAL
         wait_here = typical * max(0, jobs + 1 - slots) / slots
-        return typical * max(0, waiting) / there > wait_here + typical
+        return typical * max(0, waiting + 1) / there > wait_here + typical
+
+    def _take_home(self) -> None:
+        """Take jobs home that wait at the farm, if it has more such jobs than slots and this host has free slots.
+
+        Jobs leave before the machines list those of other hosts, and a farm that many hosts start to use at once gets
+        far too many. All hosts see that at the same time, so each takes its share of the surplus, the last jobs first.
+        """
+        unstarted = [job for job, sent in self._jobs.items() if sent.placed and not sent.started and not sent.late]
+        unstarted.sort(key=lambda job: (self._jobs[job].submit.priority, -job))
+        for number, job in enumerate(unstarted):
+            there, waiting = self._queue(self._equal(self._jobs[job]))
+            slots, jobs = self._host.load()
+            if jobs >= slots or number * waiting >= len(unstarted) * (waiting - there):
+                break
+            self._tell(f.Withdraw(job=job))
+            self._send_home(job, "full", f"it waited there for {self._loop.time() - self._jobs[job].since:.0f} s")
+
+    def _equal(self, sent: _Sent) -> list[f.Machine]:
+        """Return the machines that have the builds of a job."""
+        return [one for one in self._machines or () if not one.differing(sent.away.builds)]
+
+    def _queue(self, equal: Sequence[f.Machine]) -> tuple[int, int]:
+        """Return the slots of machines, and the number of jobs that wait for one (below 0: of free slots)."""
+        there = sum(one.slots for one in equal)
+        jobs = max(sum(one.jobs for one in equal), sum(sent.placed for sent in self._jobs.values()))
+        return there, jobs - there
 
     def _too_late(self, job: int) -> None:
         sent = self._jobs[job]
@@ -260,6 +287,10 @@ class Farm:
             if self._gone:
                 log.info("the farm %s answers again", self.address)
             self._machines, self._gone = message.machines, ""
+            running = {key for one in message.machines for key in one.running}
+            for sent in self._jobs.values():
+                sent.started |= sent.away.key in running
+            self._take_home()
             for job in list(self._jobs):
                 self._place(job)
         elif isinstance(message, f.Connecting):

@@ -62,13 +62,14 @@ class Machine(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """A machine of the farm.
 
     `address` is the engine's name for it. It runs `slots` jobs at a time, and has `jobs` of them, waiting ones
-    included. `builds` are its digests by name, as in `Away`.
+    included; `running` are the keys of those that have started. `builds` are its digests by name, as in `Away`.
     """
 
     name: str
     address: str
     slots: Annotated[int, msgspec.Meta(ge=1)]
     jobs: int
+    running: list[str] = msgspec.field(default_factory=list)
     builds: dict[str, str]
 
     def differing(self, wanted: dict[str, str]) -> list[str]:

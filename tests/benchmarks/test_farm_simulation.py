@@ -76,6 +76,16 @@ def test_hosts_keep_jobs_from_a_full_farm(modules: Any) -> None:
     assert homes["all"][1] < homes["running"][1]
 
 
+def test_hosts_that_overrun_a_farm_take_jobs_home(modules: Any) -> None:
+    """All jobs leave at once, before a machine lists any; hosts lose the start of a bridge and a second by that."""
+    scenario = modules.farm_simulation.Scenario(
+        clients=20, hosts=20, programs=20, graphs=8, ahead=8, machines=1, slots=2, lengths=(10.0,), spread=0.0
+    )
+    alone, farm = (modules.farm_simulation.simulated(scenario, policy) for policy in ("alone", "farm"))
+    assert farm["until all"] < alone["until all"] + scenario.bridge + 2.0
+    assert farm["home"] == {"full": 158}, "two have started there"
+
+
 def test_a_late_job_ends_on_either_side(modules: Any) -> None:
     scenario = modules.farm_simulation.Scenario(
         clients=1, hosts=1, machines=1, graphs=1, lengths=(40.0,), speed=0.4, trace=0.0, spread=0.0, load=0.0

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import socket
 import subprocess
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, cast
 
 import msgspec
@@ -93,6 +93,7 @@ class Scene:
     def _home(self, job: int, reason: str, detail: str, still: bool) -> None:
         self.returned.append((job, reason, still))
         self.details.append(detail)
+        self.jobs += 1
 
     def start(self, address: str) -> Bridge:
         self.tries += 1
@@ -104,8 +105,12 @@ class Scene:
         return Bridge(ours, cast(Any, process))
 
 
-def machine(address: str = "tcp://m", slots: int = 1, jobs: int = 0, **builds: str) -> f.Machine:
-    return f.Machine(name="m", address=address, slots=slots, jobs=jobs, builds={**BUILDS, **builds})
+def machine(
+    address: str = "tcp://m", slots: int = 1, jobs: int = 0, running: Sequence[str] = (), **builds: str
+) -> f.Machine:
+    return f.Machine(
+        name="m", address=address, slots=slots, jobs=jobs, running=list(running), builds={**BUILDS, **builds}
+    )
 
 
 def submit(job: int, wait: float = 300.0, farm: str = ADDRESS, **more: Any) -> m.Submit:
@@ -372,6 +377,86 @@ async def test_a_job_longer_than_a_frame_runs_at_home(monkeypatch: pytest.Monkey
         await until(lambda: scene.returned)
         assert (scene.returned, farm.facts()["jobs"]) == ([(1, "lost", False)], [])
         assert farm.counts["sent"] == 1, "only the first one"
+
+
+# ---------------------------------------------------------------- jobs that come home from a farm that is full
+
+
+@contextlib.asynccontextmanager
+async def overrun(jobs: int, slots: int) -> AsyncIterator[tuple[Farm, Scene, Peer]]:
+    """A host with so many slots, whose jobs from 1 to `jobs` have gone to a farm with a slot for each."""
+    async with running(machine(slots=jobs)) as (farm, scene, peer):
+        scene.slots = slots
+        give(farm, *range(1, jobs + 1))
+        await until(lambda: len(peer.runs) == jobs)
+        yield farm, scene, peer
+
+
+@on_a_loop
+async def test_jobs_that_wait_at_a_full_farm_come_home_to_free_slots() -> None:
+    async with overrun(jobs=6, slots=3) as (farm, scene, peer):
+        scene.jobs = 1
+        full = machine(slots=6, jobs=300, running=["key 6", "another host's"])
+        peer.list_machines(full)
+        await until(lambda: len(peer.withdrawn) == 2)
+        assert scene.returned == [(5, "full", False), (4, "full", False)], "the last ones that have not started"
+        assert farm.counts["home:full"] == 2 and [row["job"] for row in farm.facts()["jobs"]] == [1, 2, 3, 6]
+        assert scene.jobs == 3
+        peer.list_machines(full)
+        await settle()
+        peer.result(5)
+        peer.send(f.Lost(job=4, reason="it was withdrawn"))
+        await settle()
+        assert (len(scene.returned), scene.results) == (2, []), "no slot is free, and those at home stay there"
+        scene.jobs = 2
+        peer.list_machines(machine(slots=6, jobs=300))
+        await until(lambda: peer.withdrawn == [5, 4, 3])
+        scene.jobs = 0
+        peer.list_machines(full)
+        await until(lambda: peer.withdrawn == [5, 4, 3, 2, 1])
+        peer.list_machines(machine(slots=6, jobs=300))
+        await settle()
+        assert [row["job"] for row in farm.facts()["jobs"]] == [6], "one that has started does not come"
+
+
+@pytest.mark.parametrize(
+    ("jobs", "back"),
+    [
+        (8, 0),  # none waits
+        (16, 0),  # one for each slot
+        (17, 1),  # of 9 that wait there are 8 of this host, and there is one too many
+        (24, 4),
+        (800, 8),
+    ],
+)
+@on_a_loop
+async def test_each_host_takes_its_share_of_a_farm_s_surplus(jobs: int, back: int) -> None:
+    async with overrun(jobs=8, slots=20) as (_farm, scene, peer):
+        peer.list_machines(machine(slots=8, jobs=jobs), machine("tcp://other", slots=50, gcc="9"))
+        await until(lambda: len(peer.withdrawn) == back)
+        await settle()
+        assert scene.returned == [(8 - number, "full", False) for number in range(back)]
+
+
+@on_a_loop
+async def test_jobs_of_less_priority_come_home_first() -> None:
+    async with running(machine(slots=3)) as (farm, scene, peer):
+        for job, priority in ((1, 0), (2, 1), (3, 1)):
+            farm.send(job, submit(job, priority=priority), memoryview(b"request"))
+        await until(lambda: len(peer.runs) == 3)
+        peer.list_machines(machine(slots=3, jobs=300))
+        await until(lambda: scene.returned)
+        assert scene.returned == [(1, "full", False)]
+
+
+@on_a_loop
+async def test_a_late_job_is_at_home_already() -> None:
+    async with running() as (farm, scene, peer):
+        give(farm, 1, wait=0.1)
+        await until(lambda: scene.returned)
+        peer.list_machines(machine(jobs=300))
+        await settle()
+        assert (scene.returned, peer.withdrawn) == ([(1, "late", True)], [])
 
 
 # ---------------------------------------------------------------- late jobs

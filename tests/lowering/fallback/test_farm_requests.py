@@ -431,13 +431,13 @@ def test_a_withdrawn_job_ends(played: PlayedPool) -> None:
         thread = threading.Thread(target=lambda: answers.append(answered(this.run(order()))))
         thread.start()
         assert played.waits.wait(LIMIT)
-        assert this.announced().jobs == 1
+        assert (this.announced().jobs, this.announced().running) == (1, ["k"])
         this.cancel("another")
         assert not played.cancelled.is_set()
         this.cancel("k")
         thread.join(LIMIT)
         assert answers[0].error.startswith("JobCancelledError")
-        assert this.announced().jobs == 0
+        assert (this.announced().jobs, this.announced().running) == (0, [])
 
 
 def test_a_machine_that_ends_withdraws_its_jobs(played: PlayedPool) -> None:
