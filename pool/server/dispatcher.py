@@ -108,7 +108,7 @@ class Dispatcher:
         self._quiet: asyncio.TimerHandle | None = None
         self._still_since: float | None = None
         self._never_stopped: set[int] = set()
-        self.farms = Farms(Host(self._came, self._home, lambda: (slots, self.scheduler.used + self.scheduler.queued)))
+        self.farms = Farms(Host(self._came, self._home, self._lost, self._load))
 
     # ------------------------------------------------------------ requests of clients
 
@@ -321,7 +321,7 @@ class Dispatcher:
         self._job_events.forget(work)
         self._questions.withdrawn(work)
         worker = self._workers.get(action.worker) if action.worker is not None else None
-        message, payload = outcomes.outcome(action, work, worker)
+        message, payload = outcomes.outcome(action, work, worker or work.failed)
         how, why = report.ending(message)
         self.history.answered(work.key, how, self.loop.time(), why)
         if worker is not None:
@@ -395,6 +395,20 @@ class Dispatcher:
             log.info("job %r stays at home: %s, %s", work.ask.label, reason, detail)
             work.stayed, work.why = reason, detail[:_SHOWN]
         self.do(self.scheduler.home(job, still=still))
+
+    def _load(self) -> tuple[int, int]:
+        return self.slots, self.scheduler.used + self.scheduler.queued
+
+    def _lost(self, job: int) -> None:
+        """Note that the farm will not answer a late job."""
+        self.do(self.scheduler.home(job))
+
+    def _await_farm(self, worker: Worker) -> None:
+        """Remember the last worker of a job that waits for the farm only: the job's error names it."""
+        if self.scheduler.awaits_farm(worker.job):
+            for work in self._asking(worker.job):
+                log.info("job %r has failed here, and waits for the farm", work.ask.label)
+                work.failed = worker
 
     # ------------------------------------------------------------ reusable workers
 
@@ -523,6 +537,7 @@ class Dispatcher:
     def _give_up(self, worker: Worker, how: Exceeded) -> None:
         if not self._bounds.allowed_since(worker):
             self.do(self.scheduler.given_up(worker.number, how))
+            self._await_farm(worker)
 
     # ------------------------------------------------------------ messages of the zygote
 
@@ -636,6 +651,7 @@ class Dispatcher:
             self._forget(worker)
 
     def _forget(self, worker: Worker) -> None:
+        self._await_farm(worker)
         self._workers.pop(worker.number, None)
         self._questions.forget(worker)
         for timer in worker.timers:

@@ -58,10 +58,12 @@ _TYPICAL, _LAST = 10.0, 32
 @dataclass(frozen=True)
 class Host:
     """This host's side: `came` gets a job's result, `home` a job to run here (job, the reason's name and details,
-    whether the farm may answer yet). `load` returns the slots and the jobs that hold or wait for one."""
+    whether the farm may answer yet), `lost` such a job that the farm will not answer any more. `load` returns the slots
+    and the jobs that hold or wait for one."""
 
     came: Callable[[int, f.Result, memoryview], None]
     home: Callable[[int, str, str, bool], None]
+    lost: Callable[[int], None]
     load: Callable[[], tuple[int, int]]
 
 
@@ -240,8 +242,9 @@ class Farm:
 
     def _send_home(self, job: int, reason: str, detail: str = "") -> None:
         sent = self._forget(job)
-        if sent.late:
-            return  # it is there already
+        if sent.late:  # it is there already
+            self._host.lost(job)
+            return
         self.counts[f"home:{reason}"] += 1
         self._host.home(job, reason, detail, False)
 
@@ -404,6 +407,10 @@ class Farms:
             self._jobs.pop(job, None)
         self._host.home(job, reason, detail, still)
 
+    def _lost(self, job: int) -> None:
+        self._jobs.pop(job, None)
+        self._host.lost(job)
+
     def start(self, address: str) -> None:
         """Connect to a farm ahead of its first job: an engine takes seconds for that."""
         self._farm(address).start()
@@ -416,7 +423,8 @@ class Farms:
 
     def _farm(self, address: str) -> Farm:
         if address not in self._farms:
-            self._farms[address] = Farm(address, Host(self._came, self._home, self._host.load), self._start)
+            host = Host(self._came, self._home, self._lost, self._host.load)
+            self._farms[address] = Farm(address, host, self._start)
         return self._farms[address]
 
     def recall(self, job: int) -> None:

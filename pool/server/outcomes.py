@@ -45,6 +45,7 @@ class Work:
     dropped: int = 0  # number of log records dropped because the caller does not read
     stayed: str = ""  # the reason why the farm did not run it
     why: str = ""  # its details
+    failed: Worker | None = None  # its last worker here, if it waits for the farm only
 
 
 @dataclass(eq=False)

@@ -29,7 +29,8 @@ slot and run for long. It is given up if its worker cannot start. If too many ar
 
 A job that may run **away** is given to the farm of its server (`Send`) instead of being queued, and is called back
 (`Recall`) when it ends. The server reports the farm's answer (`came`), or queues the job (`home`) when the farm does
-not want it or is late. In that case both go on, and the first answer counts.
+not want it or is late. In the latter case both go on, and the first answer counts. A late job whose workers here have
+all died waits for the farm, and fails if the farm loses it.
 
 Order: workers that want their slot back, then sub-jobs, then jobs. So a blocked worker, which holds memory, is served
 before a new worker is started. Among equals, a higher priority comes first, then the owner with the fewest slots, then
@@ -272,12 +273,14 @@ class Scheduler:
         return actions
 
     def home(self, job: int, *, still: bool = False) -> list[Action]:
-        """Queue a job that the farm does not run; with `still`, the farm may answer yet."""
+        """Queue a job that the farm does not run, unless it has failed here; with `still`, the farm may answer yet."""
         actions: list[Action] = []
         known = self._jobs.get(job)
         if known is not None and known.away:
             known.away = still
-            if known.worker is None:
+            if known.failure is not None:
+                self._finish(known, known.failure, actions)
+            elif known.worker is None:
                 self._queue[job] = None
             self._dispatch(actions)
         return actions
@@ -340,12 +343,17 @@ class Scheduler:
         self._dispatch(actions)
         return actions
 
+    def awaits_farm(self, job: int) -> bool:
+        """Return whether a job has failed here, and waits for the farm's answer."""
+        return job in self._jobs and self._jobs[job].failure is not None
+
     def given_up(self, worker: int, how: object) -> list[Action]:
         """End the job of a killed worker that does not exit. Its slot stays taken until it does."""
         actions: list[Action] = []
         known = self._workers.get(worker)
         if known is not None and known.job is not None:
-            self._abort(known.job, Died(how), actions)
+            self._fail(self._jobs[known.job], Died(how), actions)
+            self._kill(worker, actions)
             self._dispatch(actions)
         return actions
 
@@ -408,7 +416,7 @@ class Scheduler:
             if job is not None and known.reached:
                 job.losses += 1
                 if job.losses >= self._zygote_losses:
-                    self._finish(job, Unavailable(f"{reason} while running this job, {job.losses} times"), actions)
+                    self._fail(job, Unavailable(f"{reason} while running this job, {job.losses} times"), actions)
             known.reached = False
             self._remove(known.worker, how, actions, missed=False)
         if self._losses >= self._zygote_losses:
@@ -546,6 +554,16 @@ class Scheduler:
         if job.worker is not None:
             self._orphan(self._workers[job.worker], actions)
 
+    def _fail(self, job: Job, outcome: Outcome, actions: list[Action]) -> None:
+        """End a job that no other worker tries; but if the farm has it, too, wait for the farm."""
+        if not job.away:
+            self._finish(job, outcome, actions)
+            return
+        job.failure = outcome
+        worker, job.worker = job.worker, None
+        if worker is not None:
+            self._orphan(self._workers[worker], actions)
+
     def _orphan(self, worker: Worker, actions: list[Action]) -> None:
         worker.job = None
         if worker.slot is Slot.WANTED:
@@ -588,7 +606,7 @@ class Scheduler:
             job.missed += missed
             outcome = NoWorker(how, job.missed) if job.missed >= (1 if job.spare else self._begins) else None
         if outcome is not None:
-            self._finish(job, outcome, actions)
+            self._fail(job, outcome, actions)
             del self._workers[worker]
             return
         self._orphan(known, actions)

@@ -6,6 +6,8 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from enum import Enum
 
+from fxpool.pool.server.decisions import Outcome
+
 __all__ = ["DEFAULT_WISHES", "Job", "Slot", "Wishes", "Worker"]
 
 
@@ -58,6 +60,7 @@ class Job:
     worker: int | None = None
     last: object = None
     away: bool = False  # the farm has it
+    failure: Outcome | None = None  # the outcome at home of a job that the farm has, too
 
 
 @dataclass

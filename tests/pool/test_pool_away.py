@@ -14,6 +14,7 @@ from fxpool.pool.server.decisions import (
     Died,
     Fork,
     Kill,
+    NoWorker,
     Recall,
     Send,
     Unavailable,
@@ -151,12 +152,80 @@ def test_a_worker_s_death_is_retried_while_the_farm_is_late() -> None:
     assert scheduler.came(1, "x") == [Deliver(1, Answered("x"), 2, worker + 1), Kill(worker + 1)]
 
 
-def test_the_last_death_withdraws_the_job_from_the_farm() -> None:
+def dead(scheduler: Scheduler, **wishes: Any) -> None:
+    """Send a job, and have it fail at home, where it is late."""
+    send(scheduler, 1, retries=0, **wishes)
+    (fork,) = scheduler.home(1, still=True)
+    assert isinstance(fork, Fork)
+    scheduler.reached(fork.worker)
+    assert scheduler.exited(fork.worker, "x") == []
+    assert scheduler.awaits_farm(1)
+    assert (scheduler.queued, scheduler.running, scheduler.used) == (0, 0, 0)
+
+
+def test_the_last_death_of_a_late_job_leaves_it_to_the_farm() -> None:
+    scheduler = ready()
+    dead(scheduler)
+    assert scheduler.submit(2, owner="a") == [Fork(2, 2, 1)], "it takes no slot"
+    assert scheduler.came(1, "theirs") == [Deliver(1, Answered("theirs"), 1, None)]
+    assert is_over(scheduler, 1) and not scheduler.awaits_farm(1)
+
+
+def test_a_late_job_that_has_failed_at_home_fails_when_the_farm_loses_it() -> None:
+    scheduler = ready()
+    dead(scheduler, flight="f")
+    assert scheduler.submit(2, Wishes(flight="f", away=True), owner="b") == [], "it waits as well"
+    assert scheduler.home(1) == [Deliver(ask, Died("x"), 1, None) for ask in (1, 2)]
+    assert is_over(scheduler, 1)
+
+
+def test_a_late_job_that_has_failed_at_home_can_be_cancelled() -> None:
+    scheduler = ready()
+    dead(scheduler)
+    assert scheduler.cancel(1, "why") == [Deliver(1, Cancelled("why"), 1, None), Recall(1)]
+
+
+def test_a_job_that_the_farm_has_lost_fails_with_its_last_worker() -> None:
     scheduler = ready()
     send(scheduler, 1, retries=0)
     scheduler.home(1, still=True)
     scheduler.reached(1)
-    assert scheduler.exited(1, "x") == [Deliver(1, Died("x"), 1, 1), Recall(1)]
+    assert scheduler.home(1) == []
+    assert scheduler.exited(1, "x") == [Deliver(1, Died("x"), 1, 1)]
+
+
+def test_a_late_job_waits_for_the_farm_if_its_worker_does_not_end() -> None:
+    scheduler = ready()
+    send(scheduler, 1, retries=0)
+    scheduler.home(1, still=True)
+    scheduler.reached(1)
+    scheduler.lost(1)
+    assert scheduler.given_up(1, "x") == [] and scheduler.used == 1, "the process is still there"
+    assert scheduler.came(1, "theirs") == [Deliver(1, Answered("theirs"), 1, None)]
+    assert scheduler.exited(1, "x") == [] and scheduler.used == 0
+
+
+def test_a_late_job_waits_for_the_farm_if_no_worker_starts() -> None:
+    scheduler = Scheduler(1, begins=1)
+    scheduler.zygote_ready()
+    send(scheduler, 1)
+    scheduler.home(1, still=True)
+    assert scheduler.exited(1, "no memory") == []
+    assert scheduler.home(1) == [Deliver(1, NoWorker("no memory", 1), 0, None)]
+
+
+def test_a_late_job_waits_for_the_farm_if_zygotes_die_in_it() -> None:
+    scheduler = Scheduler(2, zygote_losses=2)
+    scheduler.zygote_ready()
+    late(scheduler, 1)
+    scheduler.zygote_lost("lost")
+    assert scheduler.zygote_ready() == [Fork(2, 1, 1, "lost")]
+    scheduler.reached(2)
+    scheduler.submit(2, owner="a")
+    scheduler.answered(3, "x")
+    assert scheduler.zygote_lost("lost") == [] and scheduler.zygote_ready() == []
+    end = Unavailable("the zygote died while running this job, 2 times")
+    assert scheduler.home(1) == [Deliver(1, end, 1, None)]
 
 
 def test_all_asks_of_a_flight_get_the_farm_s_answer() -> None:

@@ -85,7 +85,8 @@ class Scene:
         self.slots, self.jobs = 1, 0
         self.refusal: Exception | None = None
         self.tries = 0
-        self.host = Host(self._came, self._home, lambda: (self.slots, self.jobs))
+        self.lost: list[int] = []
+        self.host = Host(self._came, self._home, self.lost.append, lambda: (self.slots, self.jobs))
 
     def _came(self, job: int, result: f.Result, payload: memoryview) -> None:
         self.results.append((job, result.machine, bytes(payload)))
@@ -513,6 +514,7 @@ async def test_a_late_job_that_the_farm_loses_is_not_sent_home_again() -> None:
         peer.send(f.Gone(reason="no answer"))
         await until(lambda: farm.facts()["jobs"] == [])
         assert scene.returned == [(1, "late", True), (2, "late", True)]
+        assert scene.lost == [1, 2]
 
 
 @on_a_loop
@@ -753,6 +755,13 @@ async def test_a_late_job_is_recalled() -> None:
         await until(lambda: scene.returned == [(2, "late", True)])
         host_farms.recall(2)
         await until(lambda: peer.withdrawn == [2])
+        give(host_farms, 3, wait=0.1)
+        farm = host_farms._farm(ADDRESS)
+        farm._paused_until = 0.0
+        await until(lambda: (3, "late", True) in scene.returned)
+        peer.send(f.Lost(job=3, reason="its worker died"))
+        await until(lambda: scene.lost == [3])
+        assert set(host_farms._jobs) == {1}
 
 
 @on_a_loop

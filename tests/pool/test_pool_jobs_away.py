@@ -17,7 +17,7 @@ from pool_engine import BUILDS, MACHINE, SITE
 from pool_place import HERE, until
 
 from fxpool import __version__, own_python
-from fxpool.errors import JobCancelledError
+from fxpool.errors import JobCancelledError, WorkerDiedError
 from fxpool.pool import Job, JobSpec, PoolClient
 from fxpool.pool.wire import messages as m
 from fxpool.pool.wire.farm import Away
@@ -166,6 +166,35 @@ def test_a_late_job_runs_at_home_as_well_and_home_may_be_first(distant: PoolClie
     assert until(beside(mark, "withdrawn").exists, LIMIT)
 
 
+def dies(client: PoolClient, mark: Path) -> Job:
+    """A late job whose workers here die, while the farm works on it."""
+    assert ends(echo(client, away()))[1] == MACHINE
+    job = client.submit(
+        "pool_jobs:die", str(mark).encode(), JobSpec(label="die", retries=0, away=away("wait", wait=0.5))
+    )
+    assert until(lambda: client.status()["counters"]["deaths"] == 1, LIMIT)
+    assert until(lambda: client.status()["running"] == [], LIMIT)
+    return job
+
+
+def test_a_late_job_that_fails_at_home_gets_the_farm_s_answer(distant: PoolClient, tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+    job = dies(distant, mark)
+    beside(mark, "answer").touch()
+    assert ends(job)[:2] == (b"theirs", MACHINE)
+
+
+def test_a_late_job_that_fails_at_home_fails_with_its_farm(distant: PoolClient, tmp_path: Path) -> None:
+    job = dies(distant, tmp_path / "mark")
+    assert not job.done()
+    (bridge,) = bridges(distant)
+    bridge.kill()
+    with pytest.raises(WorkerDiedError) as caught:
+        job.result(timeout=LIMIT)
+    assert (caught.value.signal, caught.value.attempts) == (signal.SIGKILL, 1)
+    assert caught.value.log_path is not None and Path(caught.value.log_path).exists()
+
+
 def test_a_bridge_that_dies_sends_its_jobs_home(distant: PoolClient, tmp_path: Path) -> None:
     mark = tmp_path / "mark"
     waiting = wait(distant, mark)
@@ -186,6 +215,7 @@ def test_the_death_of_the_zygote_leaves_the_bridge(distant: PoolClient, tmp_path
     job = wait(distant, mark)
     assert until(beside(mark, "sent").exists, LIMIT)
     (bridge,) = bridges(distant)
+    assert until(lambda: "pid" in distant.status()["zygote"], LIMIT)
     zygote = distant.status()["zygote"]["pid"]
     os.kill(zygote, signal.SIGKILL)
     assert until(lambda: distant.status()["zygote"].get("pid", zygote) != zygote, LIMIT)
