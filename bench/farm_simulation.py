@@ -51,7 +51,7 @@ ASSUMPTIONS = (
 _PAUSE, _LONGEST_PAUSE, _TYPICAL, _LAST = 30.0, 480.0, 10.0, 32
 # Of codecache/remote/leases.py and lowering/fallback/turns.py.
 _FIRST_PAUSE, _LONGEST_POLL, _GROWTH, _ANSWERS, _LONGEST_OF_ALL, _MOST_IN_VAIN = 0.05, 0.5, 1.5, 10.0, 3.0, 3
-_UNKNOWN, _SHORTEST = 30.0, 5.0
+_SHORTEST, _TIMES = 30.0, 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -416,7 +416,7 @@ class _Client:
         else:
             patience = self._run.scenario.remote_wait
             if patience is None:
-                patience = max(_SHORTEST, *self._compiles) if self._compiles else _UNKNOWN
+                patience = max(_SHORTEST, _TIMES * max(self._compiles, default=0.0))
             if self._in_vain >= _MOST_IN_VAIN:
                 patience = 0.0
             end = self._clock.now + patience

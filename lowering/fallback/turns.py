@@ -2,7 +2,10 @@
 
 A graph without a key has no turns, nor does one for which the program wants files for debugging. Neither has a process
 that uploads nothing, or that compiles in itself. A machine waits at most for `remote_wait` seconds, by default as long
-as compiling the graph here would probably take: the longest of this process's last compiles.
+as compiling the graph here might take: twice the longest of this process's last compiles, at least 30 s. A process that
+waits for most graphs compiles few, and small ones say little about the next; if patience ends too early, it does so on
+all machines at the same time, and each of them compiles a graph that one will have done soon. It is patience with a
+holder that renews its lease: that of one that has died lapses after `leases.PERIOD` seconds all the same.
 """
 
 from __future__ import annotations
@@ -24,9 +27,9 @@ from fxpool.lowering.request.captured import Captured
 
 __all__ = ["turn"]
 
-# Seconds to wait if this process has compiled nothing yet, and at least.
-_UNKNOWN, _SHORTEST = 30.0, 5.0
-# The number of compiles that an estimate is made from.
+# Seconds to wait at least, and as a multiple of the longest compile.
+_SHORTEST, _TIMES = 30.0, 2.0
+# The number of compiles that the patience depends on.
 _LAST = 32
 
 
@@ -39,8 +42,8 @@ class _Durations:
     def add(self, seconds: float) -> None:
         self._seconds.append(seconds)
 
-    def longest(self) -> float:
-        return max(_SHORTEST, *self._seconds) if self._seconds else _UNKNOWN
+    def patience(self) -> float:
+        return max(_SHORTEST, _TIMES * max(self._seconds, default=0.0))
 
     def after_fork_in_child(self) -> None:
         pass  # the child's compiles are like its parent's
@@ -69,7 +72,7 @@ def turn(captured: Captured, attempt: Attempt, store: LocalStore | None, load: L
         served, lease = leases.wait(
             key,
             lambda: _look(captured, attempt, load),
-            durations.longest() if patience is None else patience,
+            durations.patience() if patience is None else patience,
             attempt.is_ending,
         )
     start = time.monotonic()

@@ -43,11 +43,13 @@ def test_a_farm_without_a_remote_cache_forgets(modules: Any) -> None:
     assert compiles(modules, "farm+leases", **late, machines=20) == 1
 
 
-def test_a_lease_is_awaited_for_as_long_as_the_own_compiles_took(modules: Any) -> None:
+def test_a_lease_is_awaited_for_30_s_or_twice_as_long_as_the_own_compiles_took(modules: Any) -> None:
     """A client that has compiled nothing waits for 30 s, so a longer compile is done by all hosts."""
-    values = {"clients": 4, "hosts": 4, "graphs": 1}
-    assert compiles(modules, "leases", **values, lengths=(29.0,)) == 1
-    assert compiles(modules, "leases", **values, lengths=(31.0,)) == 4
+    values = {"clients": 4, "hosts": 4}
+    assert compiles(modules, "leases", **values, graphs=1, lengths=(29.0,)) == 1
+    assert compiles(modules, "leases", **values, graphs=1, lengths=(31.0,)) == 4
+    assert compiles(modules, "leases", **values, graphs=20, lengths=(1.0, 8.0, 29.0)) == 20
+    assert compiles(modules, "leases", **values, graphs=20, lengths=(31.0, 60.0)) < 8 + 20
 
 
 def test_jobs_wait_for_slots(modules: Any) -> None:

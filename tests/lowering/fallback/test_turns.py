@@ -5,13 +5,13 @@ from __future__ import annotations
 from fxpool.lowering.fallback import turns
 
 
-def test_an_estimate_is_the_longest_of_the_last_compiles() -> None:
+def test_patience_is_twice_the_longest_of_the_last_compiles() -> None:
     durations = turns._Durations()
-    assert durations.longest() == 30.0
+    assert durations.patience() == 30.0
     durations.add(0.5)
-    assert durations.longest() == 5.0, "a moment is too short for anything to come"
+    assert durations.patience() == 30.0, "a small graph says nothing about the next one"
     durations.add(80.0)
-    assert durations.longest() == 80.0
+    assert durations.patience() == 160.0
     for _ in range(40):
-        durations.add(7.0)
-    assert durations.longest() == 7.0
+        durations.add(17.0)
+    assert durations.patience() == 34.0
