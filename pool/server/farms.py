@@ -6,8 +6,9 @@ at home, with a reason that is counted, if
     gone          the farm does not answer, or its bridge has ended
     no_machine    no machine has announced itself
     other_builds  no machine compiles with the builds that the job asks for
-    full          the farm's queue is longer than this host's, by more than one job's time; a job that the farm has
-                  not started comes home if the farm has more such jobs than slots, and this host has free slots
+    full          the farm's queue is longer than this host's, by more than one job's time; a job comes home if this
+                  host has a free slot and the farm has not started it after one job's time, or has more than one job
+                  for each slot waiting
     paused        a job was late, less than `_PAUSE` seconds ago
     late          it has no result after `Away.wait` seconds, or twice the time of the farm's last jobs if that is more
     lost          the farm lost it, or its worker there failed
@@ -51,7 +52,8 @@ _AGAIN = 10.0
 _PAUSE, _LONGEST_PAUSE = 30.0, 480.0
 # The number of machines that equal jobs go to, so that the death of a machine does not send the job home.
 _LIKELY = 2
-# Seconds that a job is thought to take before the farm has returned any; the number of jobs that are remembered.
+# Seconds that a job is thought to take before the farm has returned any, and for which one may wait there at least; the
+# number of jobs that are remembered.
 _TYPICAL, _LAST = 10.0, 32
 
 
@@ -102,6 +104,7 @@ class _Sent:
     payload: memoryview
     since: float
     placed: bool = False
+    placed_at: float = 0.0
     started: bool = False
     late: bool = False
     timer: asyncio.TimerHandle | None = None
@@ -178,7 +181,7 @@ class Farm:
             timeout=sent.submit.timeout,
             payload=bytes(sent.payload),
         )
-        sent.placed = True
+        sent.placed, sent.placed_at = True, self._loop.time()
         if sent.timer is not None:
             sent.timer.cancel()
         limit = max(sent.away.wait, 2 * max(self._seconds, default=0.0))
@@ -195,25 +198,32 @@ class Farm:
         """Return whether the farm would start the job later than this host, by more than one job's time."""
         there, waiting = self._queue(equal)
         slots, jobs = self._host.load()
-        typical = statistics.median(self._seconds) if self._seconds else _TYPICAL
+        typical = self._typical()
         wait_here = typical * max(0, jobs + 1 - slots) / slots
         return typical * max(0, waiting + 1) / there > wait_here + typical
 
     def _take_home(self) -> None:
-        """Take jobs home that wait at the farm, if it has more such jobs than slots and this host has free slots.
+        """Take jobs home that have waited at the farm for one job's time, or while it has more such jobs than slots.
 
         Jobs leave before the machines list those of other hosts, and a farm that many hosts start to use at once gets
         far too many. All hosts see that at the same time, so each takes its share of the surplus, the last jobs first.
         """
+        now = self._loop.time()
         unstarted = [job for job, sent in self._jobs.items() if sent.placed and not sent.started and not sent.late]
         unstarted.sort(key=lambda job: (self._jobs[job].submit.priority, -job))
         for number, job in enumerate(unstarted):
             there, waiting = self._queue(self._equal(self._jobs[job]))
             slots, jobs = self._host.load()
-            if jobs >= slots or number * waiting >= len(unstarted) * (waiting - there):
+            if jobs >= slots:
                 break
-            self._tell(f.Withdraw(job=job))
-            self._send_home(job, "full", f"it waited there for {self._loop.time() - self._jobs[job].since:.0f} s")
+            seconds = now - self._jobs[job].placed_at
+            if number * waiting < len(unstarted) * (waiting - there) or seconds > max(_TYPICAL, self._typical()):
+                self._tell(f.Withdraw(job=job))
+                self._send_home(job, "full", f"it waited there for {seconds:.0f} s")
+
+    def _typical(self) -> float:
+        """Return the time of a job."""
+        return statistics.median(self._seconds) if self._seconds else _TYPICAL
 
     def _equal(self, sent: _Sent) -> list[f.Machine]:
         """Return the machines that have the builds of a job."""

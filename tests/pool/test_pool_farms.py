@@ -440,6 +440,24 @@ async def test_each_host_takes_its_share_of_a_farm_s_surplus(jobs: int, back: in
 
 
 @on_a_loop
+async def test_a_job_that_has_waited_for_a_job_s_time_comes_home() -> None:
+    async with overrun(jobs=3, slots=5) as (farm, scene, peer):
+        for job, seconds in ((1, 60.0), (2, 60.0), (3, 8.0)):
+            farm._jobs[job].placed_at -= seconds
+        farm._jobs[3].since -= 60.0
+        farm._seconds.extend([100.0] * 2)
+        few = machine(slots=3, jobs=3, running=["key 2"])
+        peer.list_machines(few)
+        await settle()
+        assert scene.returned == [], "jobs take 100 s there"
+        farm._seconds.clear()
+        peer.list_machines(few)
+        await until(lambda: scene.returned)
+        await settle()
+        assert (scene.returned, peer.withdrawn) == ([(1, "full", False)], [1])
+
+
+@on_a_loop
 async def test_jobs_of_less_priority_come_home_first() -> None:
     async with running(machine(slots=3)) as (farm, scene, peer):
         for job, priority in ((1, 0), (2, 1), (3, 1)):
