@@ -178,16 +178,14 @@ def simulate(options: argparse.Namespace) -> bool:
         clients=options.clients, hosts=options.hosts, host_slots=options.host_slots, machines=options.machines,
         slots=options.slots, programs=options.programs, graphs=options.graphs, lengths=options.lengths,
         arrival=options.arrival, spread=options.spread, rate=options.rate, ahead=options.ahead, speed=options.speed,
-        overhead=options.overhead, bridge=options.bridge, wait=options.wait, announces=options.announces,
-        remote_wait=options.remote_wait, seed=options.seed,
+        overhead=options.overhead, bridge=options.bridge, wait=options.wait, remote_wait=options.remote_wait,
+        seed=options.seed,
     )  # fmt: skip
     scenarios = {"as the options say": base}
     if not options.single:
         many = dataclasses.replace(base, programs=options.hosts, ahead=options.graphs)
-        ranks = dataclasses.replace(base, clients=512, hosts=64)
         scenarios |= {
-            "64 hosts of 8 ranks": ranks,
-            "64 hosts of 8 ranks, FXPOOL_REMOTE_WAIT=2m": dataclasses.replace(ranks, remote_wait=120.0),
+            "64 hosts of 8 ranks": dataclasses.replace(base, clients=512, hosts=64),
             "Poisson arrivals": dataclasses.replace(base, arrival="poisson"),
             "each host has its own program, all graphs at once": many,
             "the same with 8 machines": dataclasses.replace(many, machines=8),
@@ -366,7 +364,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command.add_argument("--ahead", type=int, default=1, help="graphs that a client has under way")
     command.add_argument("--wait", type=float, default=Scenario.wait, help="FXPOOL_FARM_WAIT")
     command.add_argument("--remote-wait", type=float, help="FXPOOL_REMOTE_WAIT")
-    command.add_argument("--announces", choices=("running", "all"), default="all", help="jobs of a machine")
     command.add_argument("--policies", type=_words, default=POLICIES)
     command.add_argument("--single", action="store_true", help="only the scenario of the options")
     command.add_argument("--seed", type=int, default=0)

@@ -38,8 +38,9 @@ ASSUMPTIONS = (
     "has announced a free slot, else of all.",
     "The engine forgets a job once its result is delivered. A machine that has the graph in its directory returns it "
     "within `again` seconds, which is no compile; another machine compiles it.",
-    'A machine announces its jobs, with `announces` "running" only those that run. Hosts see this once a second.',
-    "A host needs `bridge` seconds until its first job for the farm can leave, and `overhead` seconds for each.",
+    "Hosts see once a second the jobs of each machine and which of them run.",
+    "A host's server starts with its first client and needs `bridge` seconds until a job for the farm can leave, and "
+    "`overhead` seconds for each.",
     "Networks lose nothing; no machine, worker or host fails; farm, hosts and remote have the same builds and keys.",
     "The remote answers after `trip` seconds whatever its load, so that waiting clients poll as fast as they may; an "
     "upload takes `upload` seconds.",
@@ -81,7 +82,6 @@ class Scenario:
     overhead: float = 0.02
     bridge: float = 1.5
     again: float = 0.1
-    announces: str = "all"
     wait: float = 30.0
     trip: float = 0.002
     upload: float = 0.02
@@ -138,6 +138,11 @@ class _Host:
         self._works: dict[int, Work] = {}
         self._bridge = _Bridge(self, run.engine) if run.engine is not None else None
 
+    def start(self) -> None:
+        """Start the server, ahead of the first graph."""
+        if self._bridge is not None:
+            self._bridge.start()
+
     def compile(self, graph: int, then: Callable[[], None]) -> None:
         if graph in self._flights:
             self._flights[graph].append(then)
@@ -184,6 +189,11 @@ class _Bridge:
         self._seconds: deque[float] = deque(maxlen=_LAST)
         self._paused_until, self._pause = float("-inf"), _PAUSE
 
+    def start(self) -> None:
+        if self._state == "ended":
+            self._state = "starting"
+            self._clock.after(self._run.scenario.bridge, self._started)
+
     def send(self, graph: int) -> None:
         now, wait = self._clock.now, self._run.scenario.wait
         self._jobs[graph] = _Sent(now, now + wait)
@@ -209,9 +219,6 @@ class _Bridge:
             return
         if self._clock.now < self._paused_until:
             self._home(graph, "paused")
-        elif self._state == "ended":
-            self._state = "starting"
-            self._clock.after(self._run.scenario.bridge, self._started)
         elif self._state == "up":
             if self._is_full():
                 self._home(graph, "full")
@@ -232,25 +239,31 @@ class _Bridge:
     def _is_full(self) -> bool:
         slots = self._host.slots
         waiting = self._waiting() + 1
-        typical = statistics.median(self._seconds) if self._seconds else _TYPICAL
+        typical = self._typical()
         wait_home = typical * max(0, slots.jobs + 1 - slots.number) / slots.number
         return typical * max(0, waiting) / self._engine.slots > wait_home + typical
+
+    def _typical(self) -> float:
+        return statistics.median(self._seconds) if self._seconds else _TYPICAL
 
     def _waiting(self) -> int:
         """Return the number of jobs that wait at the farm, less its free slots."""
         return max(self._engine.announced, sum(job.sent for job in self._jobs.values())) - self._engine.slots
 
     def listed(self) -> None:
-        """Take this host's share of the jobs home that wait at the farm in surplus, if slots are free here."""
+        """Take jobs home that have waited at the farm for a job's time or are this host's share of a surplus there, if
+        slots are free here."""
         for graph in self._jobs.keys() & self._engine.running:
             self._jobs[graph].started = True
         own = [graph for graph, job in self._jobs.items() if job.sent and not job.started and not job.late]
         waiting, slots = self._waiting(), self._host.slots
         for number, graph in enumerate(reversed(own)):  # the last ones first
-            if slots.jobs >= slots.number or number * waiting >= len(own) * (waiting - self._engine.slots):
+            if slots.jobs >= slots.number:
                 break
-            self._engine.withdraw(graph, self)
-            self._home(graph, "full")
+            is_surplus = number * waiting < len(own) * (waiting - self._engine.slots)
+            if is_surplus or self._clock.now - self._jobs[graph].since > max(_TYPICAL, self._typical()):
+                self._engine.withdraw(graph, self)
+                self._home(graph, "full")
 
     def _home(self, graph: int, reason: str) -> None:
         del self._jobs[graph]
@@ -297,8 +310,7 @@ class _Engine:
         self._beat()
 
     def _beat(self) -> None:
-        is_all = self._run.scenario.announces == "all"
-        self._seen = [machine.jobs if is_all else machine.running for machine in self._machines]
+        self._seen = [machine.jobs for machine in self._machines]
         self.announced = sum(self._seen)
         self.running = {graph for graph, task in self._tasks.items() if task.work.state == "running"}
         self._run.of_scheduler.count(len(self._machines) + len(self.bridges))
@@ -399,6 +411,7 @@ class _Client:
         self._compiles: deque[float] = deque(maxlen=_LAST)
         self._in_vain = 0
         self.arrival, self.first, self.last = run.arrivals[number], 0.0, 0.0
+        self._clock.after(self.arrival, host.start)
         for _ in range(run.scenario.ahead):
             self._clock.after(self.arrival, self._next)
 

@@ -61,23 +61,6 @@ def test_jobs_wait_for_slots(modules: Any) -> None:
     assert alone["waiting mean"] == pytest.approx((4 * 3 + 2 * 3) / 9)
 
 
-def test_hosts_keep_jobs_from_a_full_farm(modules: Any) -> None:
-    """Other hosts' waiting jobs are seen only if machines announce them; without that, jobs of a full farm are late."""
-    values: dict[str, Any] = {
-        "clients": 20, "hosts": 20, "programs": 20, "graphs": 8, "ahead": 8, "machines": 1, "slots": 2,
-        "lengths": (10.0,), "spread": 10.0,
-    }  # fmt: skip
-    homes = {}
-    for announces in ("running", "all"):
-        scenario = modules.farm_simulation.Scenario(**values, announces=announces)
-        row = modules.farm_simulation.simulated(scenario, "farm")
-        assert row["at hosts"] + row["at farm"] - row["ended early"] == 160
-        homes[announces] = row["home"], row["until all"]
-    assert homes["all"][0]["full"] > homes["running"][0].get("full", 0)
-    assert homes["all"][0].get("late", 0) < homes["running"][0]["late"]
-    assert homes["all"][1] < homes["running"][1]
-
-
 def test_hosts_that_overrun_a_farm_take_jobs_home(modules: Any) -> None:
     """All jobs leave at once, before a machine lists any; hosts lose the start of a bridge and a second by that."""
     scenario = modules.farm_simulation.Scenario(
@@ -86,6 +69,27 @@ def test_hosts_that_overrun_a_farm_take_jobs_home(modules: Any) -> None:
     alone, farm = (modules.farm_simulation.simulated(scenario, policy) for policy in ("alone", "farm"))
     assert farm["until all"] < alone["until all"] + scenario.bridge + 2.0
     assert farm["home"] == {"full": 158}, "two have started there"
+
+
+def test_hosts_keep_jobs_from_a_full_farm(modules: Any) -> None:
+    """Later ones never leave, and each job runs on one side, or is ended on the other."""
+    scenario = modules.farm_simulation.Scenario(
+        clients=20, hosts=20, programs=20, graphs=8, ahead=8, machines=1, slots=2, lengths=(10.0,), spread=10.0
+    )
+    row = modules.farm_simulation.simulated(scenario, "farm")
+    assert row["at hosts"] + row["at farm"] - row["ended early"] == 160
+    assert row["home"].get("full", 0) > 140 and row["home"].get("late", 0) == 0
+    assert row["until all"] < 10.0 + 10.0 + 10.0 + scenario.bridge + 2.0
+
+
+def test_a_job_that_waits_at_the_farm_for_long_comes_home(modules: Any) -> None:
+    """The queue is not longer than the farm has slots, but there a job waits for two others."""
+    scenario = modules.farm_simulation.Scenario(
+        clients=1, hosts=1, host_slots=2, machines=1, slots=2, graphs=4, ahead=4, lengths=(20.0,), trace=0.0,
+        spread=0.0, load=0.0, bridge=0.0,
+    )  # fmt: skip
+    row = modules.farm_simulation.simulated(scenario, "farm")
+    assert row["home"] == {"full": 2} and 30.0 < row["until all"] < 33.0
 
 
 def test_a_late_job_ends_on_either_side(modules: Any) -> None:
