@@ -1,4 +1,4 @@
-"""An engine in a real bridge: importing this module replaces the engines of its process.
+"""An engine in a real bridge: importing this module there replaces the engines, and elsewhere nothing.
 
 The functions of its jobs (`Away.function`) are the names of methods; a job's input is a file of the test's, except for
 `shout`.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -65,4 +66,5 @@ class PlayedEngine:
         pass
 
 
-addresses.engine_of = PlayedEngine
+if "fxpool.farm.bridge" in sys.orig_argv:
+    addresses.engine_of = PlayedEngine
