@@ -21,7 +21,7 @@ import msgspec
 from fxpool import notices
 from fxpool.errors import MissingExtraError
 from fxpool.farm.engine import CONNECT, SILENCE, EngineError
-from fxpool.pool.wire.farm import Machine
+from fxpool.pool.wire.farm import Machine, machine_of
 
 try:
     import dask
@@ -76,10 +76,9 @@ class DaskEngine:
             announced = worker.get("metrics", {}).get(_METRIC)
             if announced is None or self._is_silent(address, worker["last_seen"]):
                 continue
-            with contextlib.suppress(msgspec.ValidationError):  # of another version of fxpool
-                one = msgspec.convert({**announced, "address": address}, Machine)
-                one.jobs = max(one.jobs, _tasks(worker["metrics"]))
-                machines.append(one)
+            one = machine_of(announced, address=address)
+            one.jobs = max(one.jobs, _tasks(worker["metrics"]))
+            machines.append(one)
         alive = {one.address for one in machines}
         silent = set(self._beats) - alive
         held = await self._ask("processing", workers=sorted(silent)) if silent - self._silent and self._jobs else {}

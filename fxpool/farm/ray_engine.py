@@ -31,7 +31,7 @@ from fxpool import notices
 from fxpool.errors import MissingExtraError
 from fxpool.farm import ray_actors
 from fxpool.farm.engine import PERIOD, SILENCE, EngineError, UnreachableError
-from fxpool.pool.wire.farm import Machine
+from fxpool.pool.wire.farm import Machine, machine_of
 
 __all__ = ["RayEngine", "RayWorker"]
 
@@ -81,7 +81,7 @@ class RayEngine:
                 if not future.done():
                     future.set_exception(EngineError(str(error)))
             raise
-        return [machine for described, jobs in listed if (machine := _machine(described, jobs)) is not None]
+        return [_machine(described, jobs) for described, jobs in listed]
 
     async def run(self, key: str, order: bytes, machines: Sequence[str], priority: int) -> bytes:
         """Run a job on one of the machines, or wait for the run that another host has asked for."""
@@ -322,13 +322,11 @@ def _host_and_port(address: str) -> tuple[str, int]:
     return parts.hostname or "127.0.0.1", parts.port or 10001
 
 
-def _machine(described: bytes, jobs: int) -> Machine | None:
-    try:
-        machine = msgspec.msgpack.decode(described, type=Machine)
-    except msgspec.DecodeError:  # of another version of fxpool, whose builds differ
-        return None
-    machine.jobs = jobs
-    return machine
+def _machine(described: bytes, jobs: int) -> Machine:
+    announced = None
+    with contextlib.suppress(msgspec.DecodeError):  # of another version of fxpool, as other fields are
+        announced = msgspec.msgpack.decode(described)
+    return machine_of(announced, jobs=jobs)
 
 
 def _unreachable(address: str, error: BaseException) -> UnreachableError:

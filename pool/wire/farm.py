@@ -7,7 +7,8 @@ seconds: a bridge that is silent for longer, or says `Gone`, has no farm.
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 import msgspec
 
@@ -62,7 +63,8 @@ class Machine(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """A machine of the farm.
 
     `address` is the engine's name for it. It runs `slots` jobs at a time, and has `jobs` of them, waiting ones
-    included; `running` are the keys of those that have started. `builds` are its digests by name, as in `Away`.
+    included; `running` are the keys of those that have started. `builds` are its digests by name, as in `Away`; a
+    machine whose announcement has an unknown form, as other versions of fxpool may send it, has an empty table.
     """
 
     name: str
@@ -74,7 +76,32 @@ class Machine(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     def differing(self, wanted: dict[str, str]) -> list[str]:
         """Return the names of the builds that the machine lacks, or has another of."""
+        if not self.builds:
+            return ["fxpool"]
         return sorted(name for name, digest in wanted.items() if self.builds.get(name) != digest)
+
+
+def machine_of(announced: object, **more: object) -> Machine:
+    """Return the machine that has announced itself; `more` are fields that its engine adds.
+
+    If the announcement cannot be decoded, it is of another version of fxpool: the machine differs in that, and keeps
+    the fields that are as expected.
+    """
+    fields = {**(announced if isinstance(announced, Mapping) else {}), **more}
+    try:
+        return msgspec.convert(fields, Machine)
+    except msgspec.ValidationError:
+        return Machine(
+            name=_field(fields, "name", str) or _field(fields, "address", str) or "unknown",
+            address=_field(fields, "address", str) or "",
+            slots=max(1, _field(fields, "slots", int) or 1),
+            jobs=_field(fields, "jobs", int) or 0,
+            builds={},
+        )
+
+
+def _field(fields: Mapping[str, Any], name: str, kind: type[Any]) -> Any:
+    return value if isinstance(value := fields.get(name), kind) else None
 
 
 # ---------------------------------------------------------------- server to bridge

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from types import SimpleNamespace
 
+import msgspec
 import psutil
 import pytest
 from ray_cluster import Cluster, cluster
@@ -243,6 +244,19 @@ def test_a_worker_s_node_is_this_machine_s() -> None:
     assert chosen(dead, other, named) == "named"
     with pytest.raises(EngineError, match="ray start --address=head:6379"):
         chosen(other, dead)
+
+
+@pytest.mark.parametrize(
+    ("described", "name"),
+    [
+        (msgspec.msgpack.encode({"name": "m:1", "address": "fxpool-m", "slots": 2, "builds": {}, "news": 1}), "m:1"),
+        (msgspec.msgpack.encode({"name": 1, "address": "fxpool-m"}), "fxpool-m"),
+        (b"\xc1", "unknown"),
+    ],
+)
+def test_a_machine_of_another_version_is_listed_with_that_difference(described: bytes, name: str) -> None:
+    machine = ray_engine._machine(described, 3)
+    assert (machine.name, machine.jobs, machine.differing({"fxpool": "1", "torch": "1"})) == (name, 3, ["fxpool"])
 
 
 def test_an_address_may_leave_out_the_port() -> None:

@@ -292,7 +292,7 @@ async def test_only_machines_with_equal_builds_get_a_job() -> None:
 
 
 @pytest.mark.parametrize(
-    ("builds", "detail"), [({"gcc": "9"}, "gcc, torch"), ({}, "gcc, torch"), ({**BUILDS, "gcc": "9"}, "gcc")]
+    ("builds", "detail"), [({"gcc": "9"}, "gcc, torch"), ({}, "fxpool"), ({**BUILDS, "gcc": "9"}, "gcc")]
 )
 @on_a_loop
 async def test_a_job_that_no_machine_has_the_builds_for_runs_at_home(builds: dict[str, str], detail: str) -> None:
