@@ -294,7 +294,7 @@ def as_address(value: object) -> str:
 def as_farm(value: object) -> str:
     """Parse the address of a farm."""
     text = str(value).strip()
-    if not _FARM.fullmatch(text):
+    if not _FARM.fullmatch(text) or int(text.rpartition(":")[2]) > 65535:
         raise BadValue("an address such as dask://scheduler:8786, dask+tls://scheduler:8786 or ray://head:10001")
     return text
 

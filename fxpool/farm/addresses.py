@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fxpool import setting_values
 from fxpool.errors import ConfigurationError
 from fxpool.farm.engine import Engine, Worker
 
@@ -10,32 +11,33 @@ __all__ = ["engine_of", "worker_of"]
 
 def engine_of(address: str) -> Engine:
     """Return the engine for an address. Raises ConfigurationError: no farm has it, or the engine is not installed."""
+    _check(address)
     if address.startswith(("dask://", "dask+tls://")):
         from fxpool.farm.dask_engine import DaskEngine  # see above
 
         return DaskEngine(address)
-    if address.startswith("ray://"):
-        from fxpool.farm.ray_engine import RayEngine  # see above
+    from fxpool.farm.ray_engine import RayEngine  # see above
 
-        return RayEngine(address)
-    raise _unknown(address)
+    return RayEngine(address)
 
 
 def worker_of(address: str, slots: int) -> Worker:
     """Return this machine with so many slots, for `serve`. Raises ConfigurationError as `engine_of`."""
+    _check(address)
     if address.startswith(("dask://", "dask+tls://")):
         from fxpool.farm.dask_engine import DaskWorker  # see above
 
         return DaskWorker(address, slots)
-    if address.startswith("ray://"):
-        from fxpool.farm.ray_engine import RayWorker  # see above
+    from fxpool.farm.ray_engine import RayWorker  # see above
 
-        return RayWorker(address, slots)
-    raise _unknown(address)
+    return RayWorker(address, slots)
 
 
-def _unknown(address: str) -> ConfigurationError:
-    return ConfigurationError(
-        f"{address!r} is not the address of a farm",
-        remedy="give dask://host:8786, dask+tls://host:8786 or ray://host:10001",
-    )
+def _check(address: str) -> None:
+    try:
+        setting_values.as_farm(address)
+    except setting_values.BadValue:
+        raise ConfigurationError(
+            f"{address!r} is not the address of a farm",
+            remedy="give dask://host:8786, dask+tls://host:8786 or ray://host:10001",
+        ) from None

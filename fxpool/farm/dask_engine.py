@@ -14,7 +14,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -25,9 +25,13 @@ from fxpool.pool.wire.farm import Machine, machine_of
 
 try:
     import dask
-    from distributed import Client, Worker, WorkerPlugin
+    from distributed import Client, Security, Worker, WorkerPlugin
+    from distributed.comm.core import connect
 except ImportError as missing:
     raise MissingExtraError("farms on Dask", "distributed", "dask") from missing
+
+if TYPE_CHECKING:
+    from fxpool.farm.machine import LocalMachine
 
 __all__ = ["DaskEngine", "DaskWorker", "FarmPlugin"]
 
@@ -150,23 +154,28 @@ class FarmPlugin(WorkerPlugin):
 
     name = "fxpool"
 
+    def __init__(self, machine: LocalMachine | None = None) -> None:
+        """With a machine, that is the worker's; the plugin ends it. Otherwise a worker makes its own."""
+        self._machine = machine
+        self._entered = contextlib.ExitStack()
+
     def setup(self, worker: Worker) -> None:
         """Start fxpool's server on this machine. Raises ConfigurationError and StoreError: this machine can't serve."""
         from fxpool.farm import machine  # as above
 
-        self._machine = local = machine.LocalMachine(worker.state.nthreads)
-        self._entered = machine.of_this_process(local)
-        self._entered.__enter__()
+        local = self._machine or machine.LocalMachine(worker.state.nthreads)
+        self._machine = self._entered.enter_context(machine.of_this_process(local))
         worker.metrics[_METRIC] = lambda worker: msgspec.to_builtins(local.announced())
 
     def teardown(self, worker: Worker) -> None:
         """End the machine's jobs and its connection to the server."""
         worker.metrics.pop(_METRIC, None)
-        self._entered.__exit__(None, None, None)
+        self._entered.close()
 
     def transition(self, key: Any, start: str, finish: str, **more: Any) -> None:
         """End a job that no host waits for any more."""
-        if start == "executing" and finish == "cancelled" and str(key).startswith("fxpool-"):
+        cancelled = start == "executing" and finish == "cancelled" and str(key).startswith("fxpool-")
+        if cancelled and self._machine is not None:
             self._machine.cancel(str(key).removeprefix("fxpool-"))
 
 
@@ -185,6 +194,7 @@ class DaskWorker:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)
         with tempfile.TemporaryDirectory(prefix="fxpool-dask-") as scratch:
+            waiting = False
             while not stop.is_set():
                 serving = asyncio.ensure_future(self._one_connection(scratch))
                 await asyncio.wait({serving, asyncio.ensure_future(stop.wait())}, return_when="FIRST_COMPLETED")
@@ -193,22 +203,57 @@ class DaskWorker:
                 with contextlib.suppress(asyncio.CancelledError):
                     try:
                         await serving
+                        waiting = False
                     except OSError as error:  # TimeoutError, too
-                        log.warning("no Dask scheduler answers at %s: %s", self._address, error)
+                        if not waiting:
+                            log.warning("no Dask scheduler answers at %s, waiting for one: %s", self._address, error)
+                        waiting = True
                 if not stop.is_set():
                     with contextlib.suppress(asyncio.TimeoutError):
                         await asyncio.wait_for(stop.wait(), _AGAIN)
 
     async def _one_connection(self, scratch: str) -> None:
-        """Serve until the scheduler is gone. Raises OSError: none answers."""
-        worker = await Worker(
+        """Serve until the scheduler is gone. Raises OSError: none answers; FxpoolError: this machine cannot serve."""
+        from fxpool.farm import machine  # as above
+
+        await self._reach()
+        # Before Dask's worker, which would log a traceback of an error in its plugin.
+        local = machine.LocalMachine(self._slots)
+        try:
+            await self._work(local, scratch)
+        finally:
+            local.close()
+
+    async def _reach(self) -> None:
+        """Raise OSError if no scheduler answers: Dask's worker would wait for it without a word."""
+        security: Any = Security  # these have no types
+        connecting: Any = connect
+        try:
+            arguments = security().get_connection_args("worker")
+            comm = await connecting(self._address, timeout=SILENCE, **arguments)
+        except OSError:
+            raise
+        except Exception as error:  # of TLS, of many classes
+            raise EngineError(
+                f"cannot connect to {self._address}: {error}\n  correct distributed.comm.tls in Dask's configuration"
+            ) from error
+        comm.abort()
+
+    async def _work(self, local: LocalMachine, scratch: str) -> None:
+        starting: Any = Worker(
             self._address,
             nthreads=self._slots,
-            plugins=(FarmPlugin(),),
+            plugins=(FarmPlugin(local),),
             memory_limit=0,
             local_directory=scratch,
             dashboard=False,
         )
+        try:
+            worker = await starting
+        except RuntimeError as error:
+            if isinstance(error.__cause__, OSError):
+                raise error.__cause__ from error
+            raise EngineError(f"Dask's worker does not start: {error.__cause__ or error}") from error
         try:
             log.info("compiling for %s with %d slots", self._address, self._slots)
             await worker.finished()

@@ -20,6 +20,7 @@ import msgspec
 from fxpool import config, notices
 from fxpool.codecache.key import builds
 from fxpool.errors import ConfigurationError, FxpoolError, ServerLostError
+from fxpool.farm import requirements
 from fxpool.farm.engine import Answer
 from fxpool.lowering.core import pool_environment
 from fxpool.lowering.core.farm_orders import PREPARE_FOR_OTHERS_JOB, FarmOrder
@@ -49,22 +50,17 @@ class LocalMachine:
 
     def __init__(self, slots: int) -> None:
         """Start this machine's server. Raises ConfigurationError without a key, StoreError without a cache."""
-        settings = config.current()
-        if settings.remote_key_file is None:
-            raise ConfigurationError(
-                "a farm's machine needs a key to authenticate requests and results",
-                remedy="create a key with `fxpool cache key FILE` on one machine, copy it to the others, and set "
-                "FXPOOL_REMOTE_KEY_FILE=FILE",
-            )
-        from fxpool.codecache.bundle.authentication import Keyring  # of a machine only
-
-        Keyring.load(settings.remote_key_file)
+        key_file = requirements.key_file()
+        requirements.check_cache()
         store = runtime.store()
         if store is None:
-            raise ConfigurationError(f"a farm's machine needs a cache, and {settings.cache_dir} cannot be used")
+            raise ConfigurationError(
+                f"a farm's machine needs a cache, and {config.current().cache_dir} cannot be used",
+                remedy="see the warning for the reason, and run `fxpool doctor`",
+            )
         self.slots = slots
         self.name = f"{socket.gethostname()}:{os.getpid()}"
-        self._key_file = os.path.abspath(settings.remote_key_file)
+        self._key_file = os.path.abspath(key_file)
         self._store = store.root
         self._tools = runtime.toolchain_directory(store)
         self._lock = threading.Lock()

@@ -178,7 +178,8 @@ class RayWorker:
                     self._within(2 * SILENCE, self._check)
                     pause = PERIOD
                 except EngineError as error:
-                    log.warning("the farm lost this machine, which joins it again: %s", error)
+                    if pause == PERIOD:
+                        log.warning("the farm lost this machine, which joins it again: %s", error)
                     self._stop.wait(pause)
                     pause = min(2 * pause, _PAUSE)
                     with contextlib.suppress(EngineError):  # the next check fails, and it is tried again
@@ -196,7 +197,8 @@ class RayWorker:
                 self._within(_CONNECT + _START, self._begin)
                 return
             except UnreachableError as error:
-                log.warning("%s", error)
+                if pause == PERIOD:
+                    log.warning("waiting for the farm: %s", error)
                 self._stop.wait(pause)
                 pause = min(2 * pause, _PAUSE)
 
@@ -219,7 +221,7 @@ class RayWorker:
             ray.kill(machine)
             raise EngineError(f"this machine cannot be a part of the farm {self._address}: {reason}")
         self._machine = machine
-        log.info("joined the farm %s as %s", self._address, address)
+        log.info("compiling for %s with %d slots, as %s", self._address, self._slots, address)
 
     def _node(self, ray: Any) -> str:
         """Return the id of this machine's Ray node. Raises EngineError if none is alive."""

@@ -455,7 +455,7 @@ def test_a_process_that_is_no_machine_says_so() -> None:
 
 def test_a_machine_needs_a_key_and_a_cache(played: PlayedPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FXPOOL_REMOTE_KEY_FILE")
-    with pytest.raises(ConfigurationError, match="needs a key"):
+    with pytest.raises(ConfigurationError, match="needs a key file"):
         LocalMachine(1)
     monkeypatch.setenv("FXPOOL_REMOTE_KEY_FILE", str(tmp_path / "missing"))
     with pytest.raises(ConfigurationError, match="cannot read"):
