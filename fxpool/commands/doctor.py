@@ -31,9 +31,9 @@ _TRIAL = "A graph is compiled, and loaded by another process: about ten seconds,
 def doctor(as_json: bool) -> None:
     """Check compiler, directories, limits, GPUs and a compile.
 
-    Each line is a finding, with a remedy if there is a problem. A graph is compiled and served from the cache, with
-    temporary caches; yours is not changed. Takes about ten seconds, and up to a minute on a fresh machine. The exit
-    status is 1 if a check fails.
+    Each line is a finding, with a remedy if there is a problem. The farm is checked if FXPOOL_FARM is set. A graph is
+    compiled and served from the cache, with temporary caches; yours is not changed. Takes about ten seconds, and up to
+    a minute on a fresh machine. The exit status is 1 if a check fails.
     """
     from fxpool.doctor import compile_trial, host
 

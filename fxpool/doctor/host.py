@@ -25,6 +25,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fxpool import config, directories, quantities, temporary
+from fxpool.doctor.farm import farm
 from fxpool.doctor.findings import FAIL, OK, WARN, Check, Finding
 from fxpool.errors import INSTALL_PYTHON_HEADERS, FxpoolError, UnsafeRuntimeDirectoryError
 from fxpool.setting_values import without_secrets
@@ -457,6 +458,7 @@ CHECKS: list[Check] = [
     ("cache", cache_directory),
     ("cache base", cache_base),
     ("key file", key_file),
+    ("farm", farm),
     ("runtime", runtime_directory),
     ("tmp", temporary_directory),
     ("header", header),

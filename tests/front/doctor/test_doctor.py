@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -18,9 +19,10 @@ from typing import Any
 import filelock
 import pytest
 from click.testing import CliRunner
+from remote_servers import free_port
 
 from fxpool.commands.main import main
-from fxpool.doctor import compile_trial, host
+from fxpool.doctor import compile_trial, farm, host
 from fxpool.doctor.findings import FAIL, OK, WARN, Check, Finding, examine
 from fxpool.errors import NoCompilerError
 
@@ -290,6 +292,103 @@ def test_a_key_file_that_others_can_read(monkeypatch: pytest.MonkeyPatch, tmp_pa
     key.chmod(0o644)
     finding = found(host.key_file)
     assert finding.state == FAIL and finding.remedy == f"chmod 600 {key}" and "abab" not in str(finding)
+
+
+# --- the farm ---
+
+
+def status(differs: list[list[str]], *devices_only: int) -> list[dict[str, Any]]:
+    """Machines as `fxpool farm status --json` lists them."""
+    return [
+        {"name": f"m:{number}", "differs": names, "devices_only": number in devices_only}
+        for number, names in enumerate(differs)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("machines", "state", "said", "remedy"),
+    [
+        (status([]), WARN, "has no machine", "fxpool farm worker"),
+        (status([[], []]), OK, "2 of 2 machines can compile for this host", ""),
+        (
+            status([[], ["torch", "gcc"], ["torch"]]),
+            WARN,
+            "1 of 3 machines .* differ in gcc .1., torch .2.",
+            "releases",
+        ),
+        (
+            status([["cpu_extensions"], ["torch"]], 0),
+            WARN,
+            "0 of 2 .* 1 more only graphs on GPUs; .*cpu_ext",
+            "releases",
+        ),
+        (status([["torch"]]), FAIL, "0 of 1 machine can compile for this host; .* torch .1.", "fxpool farm status"),
+    ],
+)
+def test_machines_of_a_farm_are_judged(machines: list[dict[str, Any]], state: str, said: str, remedy: str) -> None:
+    finding = farm.judge("dask://head:8786", machines)
+    assert finding.state == state and re.search(said, finding.found) and remedy in finding.remedy, finding
+    assert finding.found.startswith("dask://head:8786 answers")
+
+
+@pytest.fixture
+def farm_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
+    """The address of a farm, with a key, at which nothing answers."""
+    address = f"dask://127.0.0.1:{free_port()}"
+    (tmp_path / "key").touch(0o600)
+    (tmp_path / "key").write_text("ab" * 32)
+    monkeypatch.setenv("FXPOOL_FARM", address)
+    monkeypatch.setenv("FXPOOL_REMOTE_KEY_FILE", str(tmp_path / "key"))
+    return address
+
+
+def test_no_farm_is_no_finding() -> None:
+    assert list(examine([("it", farm.farm)])) == [] and ("farm", farm.farm) in host.CHECKS
+
+
+def test_a_farm_needs_a_key_and_its_engine(farm_set: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    monkeypatch.delitem(sys.modules, "fxpool.farm.dask_engine", raising=False)
+    finding = found(farm.farm)
+    assert finding.state == FAIL and finding.remedy == "pip install 'fxpool[dask]'", finding
+    monkeypatch.undo()
+    monkeypatch.setenv("FXPOOL_FARM", farm_set)
+    finding = found(farm.farm)
+    assert finding.state == FAIL and "key file" in finding.found and "fxpool cache key FILE" in finding.remedy
+
+
+@pytest.mark.slow
+def test_a_farm_that_does_not_answer(farm_set: str, tmp_path: Path) -> None:
+    finding = found(farm.farm)
+    assert finding.state == FAIL and finding.found.startswith(f"{farm_set}: no Dask scheduler answers at tcp://"), (
+        finding
+    )
+    assert "start the scheduler (dask scheduler)" in finding.remedy
+    assert not (tmp_path / "c").exists(), "the user's cache"
+
+
+def test_a_farm_that_hangs(farm_set: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(farm, "_PATIENCE", 0.1)
+    finding = found(farm.farm)
+    assert finding.state == FAIL and finding.found == f"{farm_set}: no answer within 0 s"
+
+
+@pytest.mark.parametrize(
+    ("status", "output", "error", "state", "said"),
+    [
+        (0, '{"name": "m", "differs": [], "devices_only": false}', "a warning", OK, "1 of 1 machine"),
+        (1, "", "a warning", WARN, "no machine"),
+        (1, "", "Traceback (most recent call last):\n  x\nKeyError: 1", FAIL, "KeyError: 1"),
+        (2, "", "a warning\nfxpool: it does\n  not answer\n", FAIL, "ADDRESS: it does not answer"),
+    ],
+)
+def test_the_farm_s_status_is_read(
+    farm_set: str, monkeypatch: pytest.MonkeyPatch, status: int, output: str, error: str, state: str, said: str
+) -> None:
+    done = subprocess.CompletedProcess([], status, output, error)
+    monkeypatch.setattr(subprocess, "run", lambda *arguments, **options: done)
+    finding = found(farm.farm)
+    assert finding.state == state and said.replace("ADDRESS", farm_set) in finding.found, finding
 
 
 def test_a_cache_that_is_a_file(tmp_path: Path) -> None:
