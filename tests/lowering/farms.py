@@ -26,6 +26,7 @@ from fxpool.pool.client import hosts
 __all__ = ["ENGINES", "Farm", "FarmMachine", "farm", "key_settings"]
 
 _FXPOOL = Path(sys.executable).with_name("fxpool")
+_ROOT = HERE.parents[1]
 # Seconds for a scheduler or a machine to start, on a loaded machine.
 _START = 120.0
 
@@ -145,8 +146,9 @@ def farm(
     *,
     machines: int = 1,
     more: Mapping[str, str] | None = None,
+    python: str | None = None,
 ) -> Iterator[Farm]:
-    """A farm of some machines with `settings`; the last one has `more`, too."""
+    """A farm of some machines with `settings`, in the environment of `python`; the last one has `more`, too."""
     with contextlib.ExitStack() as stack:
         # Short, because Ray makes sockets in it.
         scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="fr", dir="/tmp"))
@@ -155,6 +157,9 @@ def farm(
         scheduler = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
         stack.callback(_end, scheduler)
         running = Farm(address, scheduler)
+        program, fxpool_at = [str(_FXPOOL)], list[str]()
+        if python is not None:
+            program, fxpool_at = [python, "-m", "fxpool"], [str(_ROOT)]
         for number in range(machines):
             own = directory / f"m{number}"
             for path in (own, own / "c", own / "r"):
@@ -162,8 +167,8 @@ def farm(
             (own / "c" / "toolchain").symlink_to(known_host / "c" / "toolchain")
             environment = {
                 **os.environ,
-                # With the modules that the hosts' program imports.
-                "PYTHONPATH": os.pathsep.join((with_tests(os.environ.get("PYTHONPATH")), str(HERE))),
+                # With the modules that the hosts' program imports, and fxpool, which `python` need not have.
+                "PYTHONPATH": os.pathsep.join((with_tests(os.environ.get("PYTHONPATH")), str(HERE), *fxpool_at)),
                 "FXPOOL_CACHE_DIR": str(own / "c"),
                 "FXPOOL_RUNTIME_DIR": str(own / "r"),
                 "FXPOOL_IDLE_TIMEOUT": "1",
@@ -172,7 +177,7 @@ def farm(
             }
             errors = stack.enter_context(open(own / "errors", "wb"))
             process = subprocess.Popen(
-                [str(_FXPOOL), "farm", "worker", address, "--slots", "1"],
+                [*program, "farm", "worker", address, "--slots", "1"],
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=errors,

@@ -23,6 +23,9 @@ TAKE = 12.0
 # Seconds within which a loaded machine has compiled a graph after all.
 BOUND = 100.0
 
+#: A Python in whose environment are another torch, Dask, and what fxpool itself needs.
+OTHER_TORCH = os.environ.get("OTHER_TORCH", "")
+
 engines = pytest.mark.parametrize("engine", first_tier(sorted(ENGINES)))
 
 
@@ -99,6 +102,20 @@ def test_a_machine_with_other_builds_gets_no_job(engine: str, tmp_path: Path, kn
         settings = settings_of(running, tmp_path)
         (machine,) = running.listed({**settings, "FXPOOL_CACHE_DIR": str(tmp_path / "m0" / "c")})
         assert machine["differs"] == ["cpu_capability"] and machine["devices_only"]
+        with fleet(tmp_path, ["a"], known_host, settings) as hosts:
+            hosts.go()
+            sums = summed(hosts.reports())
+        assert running.machines[0].entries() == 0
+    assert sums["compiles"] == {"worker": 1} and sums["farm"] == {"home:other_builds": 1}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not OTHER_TORCH, reason="OTHER_TORCH names no Python with another torch, and Dask")
+def test_a_machine_with_another_torch_gets_no_job(tmp_path: Path, known_host: Path) -> None:
+    with farm(tmp_path, "dask", key_settings(tmp_path), known_host, python=OTHER_TORCH) as running:
+        settings = settings_of(running, tmp_path)
+        (machine,) = running.listed({**settings, "FXPOOL_CACHE_DIR": str(tmp_path / "m0" / "c")})
+        assert "torch" in machine["differs"] and not machine["devices_only"]
         with fleet(tmp_path, ["a"], known_host, settings) as hosts:
             hosts.go()
             sums = summed(hosts.reports())
