@@ -317,6 +317,7 @@ def configure(
     stages: Sequence[str | Mapping[str, Any]] | str | None = _UNSET,
     stage_calls: _Number = _UNSET,
     regions: _Switch = _UNSET,
+    capture: _Path = _UNSET,
     frames: _Switch = _UNSET,
     progress: bool | _Path = _UNSET,
     trace: _Path = _UNSET,

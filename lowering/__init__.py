@@ -21,6 +21,7 @@
     standalone       graphs without Dynamo, for back ends that split graphs themselves
     packages         exported programs, compiled to AOTInductor packages
     verification     compiles cached graphs again and compares the results
+    build_ahead      compiles graphs that another machine has recorded
     untested_torch   falls back to Inductor under a torch newer than the tested releases
     core             options, attempts, the process's pool and stores
     request          builds a request and a key from Dynamo's graph and inputs

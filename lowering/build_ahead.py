@@ -42,7 +42,7 @@ _ROUNDS = 4
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Built:
-    """What became of a recorded request: its `entry`, or `error` says why there is none.
+    """The outcome for a recorded request: its `entry`, or in `error` the reason why it was not compiled.
 
     `compiled` is false for an entry that was in the store. `machine` is the farm's machine that compiled it, or "".
     `unmeasured` is the number of products that were not padded because no device could time them.
@@ -150,7 +150,7 @@ def _require_builds(request: CompileRequest) -> None:
 
 
 def _entry_of(reply: CompileReply, request: CompileRequest, store: LocalStore, attempt: Attempt) -> Entry:
-    """Return the new entry. Raises CompileError with the reason if there is none."""
+    """Return the new entry. Raises CompileError with the reason if it was not stored."""
     if reply.unanswered:
         raise CompileError(f"a worker has to see the device, which it asks for: {reply.unanswered}")
     if reply.artifact is not None:

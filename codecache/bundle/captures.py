@@ -3,8 +3,8 @@
     <directory>/<key>-<sizes>.request      one `Capture`, packed, sealed if the recording process has a key file
 
 Processes that capture the same graph write the same name, so a directory that many ranks share has each graph once. A
-request is pickled and names code to import, so whoever can write one can run code where it is built. A file without a
-MAC is read only if no other user could have written it.
+request is pickled and names code to import, so anyone who can write one can run code where it is built. A file without
+a MAC is read only if no other user could have written it.
 """
 
 from __future__ import annotations

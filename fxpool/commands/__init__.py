@@ -2,7 +2,8 @@
 
 main       all commands together, and the demonstration
 output     shared by all: exit statuses, widths, errors
-program    `run` and `warm`
+build      `build`
+program    `run`, `warm` and `capture`
 settings   `config`
 cache      `stats` and `cache`
 bundles    `cache export` and `cache import`

@@ -77,7 +77,7 @@ def build(
 
 
 def _captures(directory: str, keyring: Keyring | None, trust: bool) -> list[Capture]:
-    """Return the requests in a directory. Ends the command if there is none, or if one cannot be trusted."""
+    """Return the requests in a directory. Ends the command if there are no files, or if one cannot be trusted."""
     from fxpool.codecache.bundle import captures
     from fxpool.errors import CaptureError
 

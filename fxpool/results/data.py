@@ -97,6 +97,7 @@ class Stats(Counts):
     remote: dict[str, int]
     remote_seconds: float
     leases: dict[str, int]
+    captures: dict[str, int]
     farm: dict[str, int]
     regions: dict[str, int]
     frames: dict[str, int]

@@ -40,7 +40,8 @@ def record(captured: Captured, attempt: Attempt) -> NoReturn:
             counters.count("captures", "recorded" if _write(captured, directory) else "present")
         except (FxpoolError, OSError) as error:
             counters.count("captures", "not:write_failed")
-            notices.once("capture", f"cannot record graphs in {directory}: {error}")
+            message = error.message if isinstance(error, FxpoolError) else str(error)
+            notices.once("capture", f"cannot record graphs in {directory}: {message}")
     raise RecordedError(attempt.label)
 
 

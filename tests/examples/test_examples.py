@@ -7,7 +7,6 @@ import json
 import os
 import re
 import signal
-import struct
 import subprocess
 import sys
 import urllib.request
@@ -18,12 +17,6 @@ from typing import Any
 
 import pytest
 import torch
-
-from fxpool.codecache.store.store import LocalStore
-from fxpool.lowering.artifact.entry_parts import TRITON
-from fxpool.lowering.cuda import triton_kernels
-from fxpool.torch_compat.cuda import device_facts
-from fxpool.torch_compat.cuda.common_devices import COMMON
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
@@ -157,37 +150,16 @@ def test_install_has_unchanged_code_compiled_by_workers() -> None:
     assert losses == pytest.approx([losses[2]] * 3, rel=1e-3)
 
 
-# ------------------------------------------------------------------------------ a CPU machine for GPU machines
+# ------------------------------------------------------------------------------ captured here, compiled there
 
 
-def test_a_machine_without_a_gpu_fills_a_cache_for_one(tmp_path: Path) -> None:
-    """What is kept is for the GPU, by its own headers; that a GPU is served from it is bench/gpu/elsewhere.py's."""
-    place = "" if importlib.util.find_spec("triton") is not None else BESIDE
-    if place and not (Path(place) / "triton").is_dir():
-        pytest.skip(f"no Triton in {place}; `make test-all` puts it there")
-    if torch.cuda.is_available():
-        pytest.skip("this machine has a GPU")
-    facts = tmp_path / "facts.json"
-    facts.write_text(json.dumps({"index": 0, **device_facts.plain(COMMON[H200])}) + "\n")
-    cache = tmp_path / "filled"
-    path = os.pathsep.join(filter(None, [place, os.environ.get("PYTHONPATH")]))
-    script = str(EXAMPLES / "cpu_fills_gpu_cache.py")
-    printed = run(script, "fill", "--facts", str(facts), "--cache", str(cache), PYTHONPATH=path, FXPOOL_POOL="embedded")
-    told = json.loads(printed.splitlines()[-1])
-    assert (told["for"], told["cuda_here"]) == (H200, False)
-
-    store = LocalStore(str(cache))
-    (entry,) = store.entries(told["key"])
-    data = store.read_blob(entry.blobs[TRITON])
-    assert data is not None
-    binaries = [candidate.binary for kernel in triton_kernels.decode(data) for candidate in kernel.candidates]
-    assert binaries and {_capability(binary) for binary in binaries} == {90}
-    code = run("-m", "fxpool", "cache", "show", told["key"][:12], "--code", FXPOOL_CACHE_DIR=str(cache))
-    assert "device='cuda:0'" in code or "empty_strided_cuda" in code
-
-
-def _capability(binary: bytes) -> int:
-    """The compute capability, times ten, that the header of a CUDA binary names."""
-    assert binary[:4] == b"\x7fELF" and struct.unpack_from("<H", binary, 18) == (190,), "EM_CUDA"
-    (flags,) = struct.unpack_from("<I", binary, 48)
-    return flags >> 8 & 0xFF if binary[8] >= 8 else flags & 0xFF
+def test_graphs_are_captured_compiled_elsewhere_and_served(tmp_path: Path) -> None:
+    """On a GPU, bench/gpu/elsewhere.py does the same."""
+    script, graphs, bundle = str(EXAMPLES / "build_ahead.py"), str(tmp_path / "graphs"), str(tmp_path / "graphs.bundle")
+    fxpool = ("-m", "fxpool")
+    captured, *_ = run(*fxpool, "capture", "--to", graphs, script, FXPOOL_CACHE_DIR=str(tmp_path / "a")).splitlines()
+    assert captured == "hits: 0, compiled: 0, recorded: 1"
+    built = run(*fxpool, "build", graphs, "--to", bundle, FXPOOL_CACHE_DIR=str(tmp_path / "b"))
+    assert "1 graph: 1 compiled, 0 in the cache, 0 not compiled" in built
+    run(*fxpool, "cache", "import", bundle, FXPOOL_CACHE_DIR=str(tmp_path / "c"))
+    assert run(script, FXPOOL_CACHE_DIR=str(tmp_path / "c")).startswith("hits: 1, compiled: 0, recorded: 0")

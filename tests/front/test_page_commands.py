@@ -105,11 +105,13 @@ ELSEWHERE = {
     "fxpool stats --zero": "tests/front/commands/test_cli.py",
     "fxpool warm serve.py --batch 8": "tests/front/commands/test_program_commands.py",
     "fxpool run --summary train.py --epochs 3": "tests/front/commands/test_program_commands.py",
-    "python examples/cpu_fills_gpu_cache.py fill --facts facts.json --cache DIR": "tests/examples/test_examples.py",
+    "fxpool capture --to graphs examples/build_ahead.py": "tests/examples/test_examples.py",
+    "fxpool capture --to graphs train.py": "tests/lowering/test_build_ahead.py",
+    "fxpool build graphs --to graphs.bundle": "tests/lowering/test_build_ahead.py",
+    "fxpool cache import graphs.bundle": "tests/lowering/test_build_ahead.py",
+    "python examples/build_ahead.py": "tests/examples/test_examples.py",
 }
 NOT_RUN = {
-    "fxpool device --json > facts.json": "needs a GPU",
-    "FXPOOL_CACHE_BASE=DIR python examples/cpu_fills_gpu_cache.py use": "needs a GPU",
     "fxpool bench kernels --devices cuda:0,cuda:1": "needs two GPUs",
     "fxpool bench kernels": "measures for many minutes",
     "fxpool bench transformers --warm": "measures for many minutes",

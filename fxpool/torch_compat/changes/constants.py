@@ -13,7 +13,7 @@ import functools
 import operator
 import sys
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fxpool.torch_compat.changes import displays, literals, namespaces, torch_sources
@@ -167,12 +167,22 @@ def _of_module(module: types.ModuleType, traced: bool, sources: torch_sources.So
         name = f"{module.__name__}.{place}"
         if place in imports:
             home, there = imports[place]
-            if vars(sys.modules.get(home, module)).get(there) is get():
+            source = sys.modules.get(home, module)
+            # If torch assigns the name again, its import keeps the earlier object.
+            if vars(source).get(there) is get() and there not in _variables(source, sources):
                 yield _Row(name, get, functools.partial(_is_not_that_of, home, there), traced, True)
             continue
         is_registry = own_code.is_below(name, _REGISTRIES) and place.rpartition(".")[2] in sources.contents
         if place not in listed and not is_registry and place not in _LISTED_ELSEWHERE.get(module.__name__, ()):
             yield _Row(name, get, displays.has_foreign_code, traced)
+
+
+def _variables(module: types.ModuleType, sources: torch_sources.Sources) -> Collection[str]:
+    """Return the global names that functions of a module assign; none of a module whose code can't be read."""
+    try:
+        return sources.variables(module)
+    except OSError:
+        return ()
 
 
 def _is_not_that_of(home: str, name: str, value: Any) -> bool:

@@ -19,20 +19,21 @@ from fxpool.torch_compat.changes.literals import Template
 
 __all__ = ["Facts", "Sources", "file_of", "loaded", "source"]
 
-_QUESTION = ("sources of torch's modules", "constants, displays, bindings and imports")
+_QUESTION = ("sources of torch's modules", "constants, displays, variables, bindings and imports")
 
 
 class Facts(msgspec.Struct, array_like=True):
     """Facts about one module. `stamp` identifies its file; `constants` is None until its code is read.
 
-    `displays` are of containers that are not literals. `imports` has names by the module that they are imported from,
-    with spaces between them (``name`` or ``name=name there``); `bound` has bindings of other names that were asked for,
-    None for names that are not bound.
+    `displays` are of containers that are not literals, `variables` the global names that its functions assign.
+    `imports` has names by the module that they are imported from, with spaces between them (``name`` or ``name=name
+    there``); `bound` has bindings of other names that were asked for, None for names that are not bound.
     """
 
     stamp: str
     constants: dict[str, str] | None = None
     displays: dict[str, Template] = {}
+    variables: list[str] = []
     imports: dict[str, str] = {}
     stars: list[str] = []
     bound: dict[str, str | None] = {}
@@ -84,6 +85,10 @@ class Sources:
         """Return the constants of a module's source by name, as text. Raises OSError if its code can't be read."""
         return self._read(module).constants or {}
 
+    def variables(self, module: types.ModuleType) -> list[str]:
+        """Return the global names that functions of a module assign. Raises OSError as `constants`."""
+        return self._read(module).variables
+
     def displays(self, module: types.ModuleType) -> dict[str, Template]:
         """Return the displays of containers in a module's source by name. Raises OSError as `constants`."""
         return self._read(module).displays
@@ -134,6 +139,7 @@ class Sources:
                 names.setdefault(home, []).append(name if name == there else f"{name}={there}")
             facts.imports = {home: " ".join(inside) for home, inside in names.items()}
             facts.stars = bound.stars
+            facts.variables = sorted(assigned.variables)
             body = literals.body(code)
             facts.constants = {name: one for name, one in body.literals.items() if name not in assigned.variables}
             facts.displays = {name: one for name, one in body.displays.items() if name not in assigned.variables}

@@ -97,7 +97,7 @@ def _compile_once(
 @pytest.mark.slow
 @engines
 def test_a_machine_with_other_builds_gets_no_job(engine: str, tmp_path: Path, known_host: Path) -> None:
-    other = {"ATEN_CPU_CAPABILITY": "default"}  # what torch says of its processor is in every key of C++
+    other = {"ATEN_CPU_CAPABILITY": "default"}  # torch's capability of its processor is in every key of C++
     with farm(tmp_path, engine, key_settings(tmp_path), known_host, more=other) as running:
         settings = settings_of(running, tmp_path)
         (machine,) = running.listed({**settings, "FXPOOL_CACHE_DIR": str(tmp_path / "m0" / "c")})

@@ -465,3 +465,13 @@ def test_pieces_come_before_the_first_stage(mode: str, shared_pool: object) -> N
     rows = [one for one in fxpool.wait(120) if one["stages"].get(-1) in ("superseded", "in use")]
     assert rows and rows[-1]["stage"] == 0, rows
     torch.testing.assert_close(step(model, compiled, x, train=True), step(eager, eager, x, train=True))
+
+
+def test_pieces_are_recorded_for_another_machine(lone_pool: Path, tmp_path: Path) -> None:
+    """Each distinct piece is; all of them run eagerly."""
+    fxpool.configure(capture=tmp_path / "graphs")
+    counted = check(Stack(), rows=(6,))
+    stats = fxpool.stats()
+    assert stats["captures"]["recorded"] == counted["distinct"] == len(list((tmp_path / "graphs").iterdir()))
+    assert stats["eager_calls"] == {"recorded": counted["distinct"]}
+    assert stats["compiles"] == {"worker": 0, "in_process": 0}
