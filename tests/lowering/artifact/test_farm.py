@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -92,6 +95,28 @@ def _compile_once(
     number = len({name[0] for name in names})
     assert sums["compiles"] == {} and sums["farm"] == {"compiled": graphs * number}, sums
     assert {report["stats"]["store"]["entries"] for report in reports.values()} == {graphs}
+
+
+@pytest.mark.slow
+@engines
+def test_recorded_graphs_are_built_on_a_farm(engine: str, tmp_path: Path, known_host: Path) -> None:
+    with farm(tmp_path, engine, key_settings(tmp_path), known_host) as running:
+        settings, graphs = settings_of(running, tmp_path), str(tmp_path / "graphs")
+        with fleet(tmp_path, ["a1"], known_host, {**settings, "FXPOOL_CAPTURE": graphs}, graphs=2) as hosts:
+            hosts.go()
+            assert summed(hosts.reports())["compiles"] == {}
+        assert running.machines[0].entries() == 0
+        host = {"FXPOOL_CACHE_DIR": str(tmp_path / "a" / "c"), "FXPOOL_RUNTIME_DIR": str(tmp_path / "a" / "r")}
+        command = [sys.executable, "-m", "fxpool", "build", graphs, "--json"]
+        built = subprocess.run(command, env={**os.environ, **settings, **host}, capture_output=True, text=True)
+        rows = [json.loads(line) for line in built.stdout.splitlines()]
+        assert [bool(row["machine"]) for row in rows] == [True, True], built
+        assert running.machines[0].entries() == 2
+        with fleet(tmp_path, ["a2"], known_host, settings, graphs=2) as hosts:
+            hosts.go()
+            (report,) = hosts.reports().values()
+        subprocess.run([sys.executable, "-m", "fxpool", "stop"], env={**os.environ, **settings, **host}, check=True)
+    assert report["stats"]["hits"] == 2 and summed({"a2": report}) == {"compiles": {}, "farm": {}, "fallbacks": {}}
 
 
 @pytest.mark.slow
