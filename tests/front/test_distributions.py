@@ -97,7 +97,9 @@ def test_no_link_dies_on_the_page_of_a_package_index(metadata: Message) -> None:
     assert metadata["Description-Content-Type"] == "text/markdown"
     readme = (ROOT / "README.md").read_text()
     before = re.findall(r"\]\(([^)]+)\)", readme)
-    after = re.findall(r"\]\(([^)]+)\)", str(metadata.get_payload()))
+    # The backport of importlib.metadata, which Dask imports, replaces the standard finder, and has the text elsewhere.
+    page = str(metadata.get_payload() or metadata["Description"])
+    after = re.findall(r"\]\(([^)]+)\)", page)
     prefix = f"{metadata.get_all('Project-URL')[1].split(', ')[1]}/blob/v{metadata['Version']}/"  # type: ignore[index]
     assert [link.removeprefix(prefix) for link in after] == before
     for link in before:
