@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-import tempfile
 import time
 import warnings
 from collections.abc import Sequence
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from fxpool import notices
+from fxpool import notices, temporary
 from fxpool.errors import MissingExtraError
 from fxpool.farm.engine import CONNECT, SILENCE, EngineError
 from fxpool.pool.wire.farm import Machine, machine_of
@@ -193,7 +192,7 @@ class DaskWorker:
         loop, stop = asyncio.get_running_loop(), asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)
-        with tempfile.TemporaryDirectory(prefix="fxpool-dask-") as scratch:
+        with temporary.directory("dask") as scratch:  # the next one removes it if this process is killed
             waiting = False
             while not stop.is_set():
                 serving = asyncio.ensure_future(self._one_connection(scratch))

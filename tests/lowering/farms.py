@@ -20,6 +20,7 @@ from harness.places import with_tests
 from processes import HERE
 from remote_servers import free_port
 
+from fxpool import temporary
 from fxpool.codecache.bundle.authentication import new_key
 from fxpool.pool.client import hosts
 
@@ -77,6 +78,8 @@ class FarmMachine:
         for process in processes:
             with contextlib.suppress(psutil.Error):
                 process.kill()
+        self.process.wait()
+        temporary.sweep()  # as the next process on the machine does
 
 
 class Farm:
