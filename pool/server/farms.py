@@ -216,6 +216,8 @@ class Farm:
             slots, jobs = self._host.load()
             if jobs >= slots:
                 break
+            if not there:  # the engine knows whether the job is lost with its machine
+                continue
             seconds = now - self._jobs[job].placed_at
             if number * waiting < len(unstarted) * (waiting - there) or seconds > max(_TYPICAL, self._typical()):
                 self._tell(f.Withdraw(job=job))

@@ -394,6 +394,17 @@ async def overrun(jobs: int, slots: int) -> AsyncIterator[tuple[Farm, Scene, Pee
 
 
 @on_a_loop
+async def test_a_machine_that_is_gone_leaves_no_full_farm() -> None:
+    """The engine reports its jobs as lost, or runs them on a machine that comes."""
+    async with overrun(jobs=1, slots=3) as (farm, scene, peer):
+        peer.list_machines()
+        await settle()
+        assert (scene.returned, peer.withdrawn) == ([], [])
+        peer.send(f.Lost(job=1, reason="its machine is gone"))
+        await until(lambda: scene.returned == [(1, "lost", False)])
+
+
+@on_a_loop
 async def test_jobs_that_wait_at_a_full_farm_come_home_to_free_slots() -> None:
     async with overrun(jobs=6, slots=3) as (farm, scene, peer):
         scene.jobs = 1
