@@ -396,7 +396,7 @@ async def overrun(jobs: int, slots: int) -> AsyncIterator[tuple[Farm, Scene, Pee
 @on_a_loop
 async def test_a_machine_that_is_gone_leaves_no_full_farm() -> None:
     """The engine reports its jobs as lost, or runs them on a machine that comes."""
-    async with overrun(jobs=1, slots=3) as (farm, scene, peer):
+    async with overrun(jobs=1, slots=3) as (_farm, scene, peer):
         peer.list_machines()
         await settle()
         assert (scene.returned, peer.withdrawn) == ([], [])
