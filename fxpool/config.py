@@ -75,8 +75,8 @@ class Settings:
     """Seconds that one lookup in the remote cache may take. A remote that fails is left alone for a while."""
     remote_wait: float | None
     """Seconds to wait for a graph that another machine is compiling for the remote cache, before it is compiled on this
-    machine as well. None (`auto`): twice as long as the longest of this process's last compiles, at
-    least 30 s. 0: no machine waits."""
+    machine as well. None (`auto`): twice as long as the longest of this process's last compiles, at least 30 s. 0: no
+    machine waits."""
     farm: str | None
     """Address of machines that compile for this host: ``dask://scheduler:8786``, ``dask+tls://`` or
     ``ray://head:10001``. Only machines with the same builds get a graph; `remote_key_file` authenticates both ways."""

@@ -36,8 +36,6 @@ __all__ = ["Built", "build"]
 
 # Graphs that are waited for at a time; the pool decides how many are compiled.
 _THREADS = 64
-# The number of times that a compile may return queries for a device, as in `fallback.remote`.
-_ROUNDS = 4
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -126,7 +124,7 @@ def _one(capture: Capture, request: CompileRequest, store: LocalStore) -> Built:
     if not farm.may_take(request):
         _require_builds(request)
     unmeasured = 0
-    for _ in range(_ROUNDS):
+    for _ in range(remote.MEASURINGS):
         # Compiles for other sizes have other guards.
         flight = f"{request.key.digest} {sorted(request.values.items())!r} {request.measured!r}"
         data, job = remote.submit(request, attempt, flight)
@@ -143,9 +141,7 @@ def _one(capture: Capture, request: CompileRequest, store: LocalStore) -> Built:
 
 def _require_builds(request: CompileRequest) -> None:
     """Raise CompileError if this machine would compile with other builds: earlier than its worker would."""
-    own = builds.digests(request.toolchain_dir)
-    differing = sorted(name for name, digest in (request.builds or {}).items() if own.get(name) != digest)
-    if differing:
+    if differing := builds.differing(builds.digests(request.toolchain_dir), request.builds or {}):
         raise CompileError(f"this machine has other builds than the one that captured it: {', '.join(differing)}")
 
 

@@ -1,8 +1,8 @@
-"""Graphs captured on this GPU and compiled on a machine without one: served here, and refused where versions differ.
+"""Capture graphs on a machine with a GPU, compile them on one without, and load them on the first.
 
-    python bench/gpu/elsewhere.py record --to DIRECTORY [--other]    where the GPU is
-    fxpool build DIRECTORY --to FILE [--device FACTS]                where there is none
-    python bench/gpu/elsewhere.py load --bundle FILE [--refused]     where the GPU is
+    python bench/gpu/elsewhere.py record --to DIRECTORY [--other]    on the machine with the GPU
+    fxpool build DIRECTORY --to FILE [--device FACTS]                on the machine without
+    python bench/gpu/elsewhere.py load --bundle FILE [--refused]     on the machine with the GPU
 
 All need fxpool with its dependencies importable, of the same versions, and the same torch and Triton. Models are
 trained for one step. `record` exits 1 if a graph is compiled or not recorded, or if results differ from eager ones;

@@ -31,18 +31,16 @@ _KEY_DIGITS, _SIZE_DIGITS = 32, 8
 
 
 class Capture(msgspec.Struct, frozen=True, kw_only=True):
-    """A recorded request and the machine that recorded it.
+    """A recorded request.
 
-    `label` and `function` are for people. `builds` are the digests of what it would have compiled with
-    (`codecache.key.builds`), `system` is the component of the key with that name; `devices` are the names of the CUDA
-    devices that the graph is for. `request` is the dump of a `CompileRequest`.
+    `label` and `function` are for people. `system` is the component of the key with that name, and `devices` are the
+    names of the CUDA devices that the graph is for. `request` is the dump of a `CompileRequest`.
     """
 
     key: str
     label: str
     function: str
     devices: tuple[str, ...]
-    builds: dict[str, str]
     system: dict[str, str | int]
     request: bytes
 

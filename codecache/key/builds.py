@@ -6,10 +6,11 @@ They are the facts of a key's components `system` and `toolchain`, without what 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 
 from fxpool.codecache.key import system, toolchain
 
-__all__ = ["digests"]
+__all__ = ["differing", "digests"]
 
 # Digits: enough to tell builds apart. Keys decide which entries may be served.
 _DIGITS = 16
@@ -26,3 +27,8 @@ def digests(root: str | None = None, *, cpp: bool = True) -> dict[str, str]:
     else:
         facts = {name: value for name, value in facts.items() if name not in system.OF_CPU}
     return {name: hashlib.sha256(str(value).encode()).hexdigest()[:_DIGITS] for name, value in sorted(facts.items())}
+
+
+def differing(own: Mapping[str, str], wanted: Mapping[str, str]) -> list[str]:
+    """Return the names of `wanted` digests that a machine with its `own` lacks, or has another of."""
+    return sorted(name for name, digest in wanted.items() if own.get(name) != digest)

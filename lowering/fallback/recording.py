@@ -79,7 +79,6 @@ def _write(captured: Captured, directory: Path) -> bool:
         label=request.label,
         function=", ".join(filter(None, (origin.name, origin.place))) if origin is not None else "",
         devices=tuple(facts.name for facts in request.devices),
-        builds=digests,
         system=dict(captured.system),
         request=request.dump(),
     )

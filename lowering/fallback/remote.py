@@ -71,7 +71,7 @@ if TYPE_CHECKING:
     from fxpool.pool.wire.farm import Away
     from fxpool.torch_compat.cuda.padding import PaddingQuestion
 
-__all__ = ["compile_in_worker", "spec_of", "submit"]
+__all__ = ["MEASURINGS", "compile_in_worker", "spec_of", "submit"]
 
 log = notices.logger(__name__)
 
@@ -80,8 +80,8 @@ Answer = Callable[[bytes], bytes]
 
 # The number of servers that a graph may lose before it is compiled here.
 _SERVERS = 3
-# The number of times a compile may return queries for a device: once, unless sizes change the queries.
-_MEASURINGS = 4
+#: The number of times a compile may return queries for a device: once, unless sizes change the queries.
+MEASURINGS = 4
 # Prefixes of Inductor's options that affect a C++ compiler's command.
 _OF_CPP = ("cpp", "aot")
 
@@ -210,7 +210,7 @@ def _reply(
 
     If the reply has queries, they are answered, and the job is submitted again with the answers.
     """
-    for _ in range(_MEASURINGS):
+    for _ in range(MEASURINGS):
         request = dataclasses.replace(captured.request, store=None) if inline else captured.request
         name = flight
         if flight and request.measured:  # the result depends on the answers

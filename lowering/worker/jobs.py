@@ -124,8 +124,7 @@ def _compared_builds(request: CompileRequest) -> dict[str, str] | None:
     if request.builds is None:
         return None
     own = builds.digests(request.toolchain_dir)
-    differing = sorted(name for name, digest in request.builds.items() if own.get(name) != digest)
-    if differing:
+    if differing := builds.differing(own, request.builds):
         raise CompileError(f"this machine has other builds than the host: {', '.join(differing)}")
     return own
 

@@ -17,7 +17,6 @@ CAPTURE = Capture(
     label="graph 0",
     function="f",
     devices=("a GPU",),
-    builds={"torch": "1"},
     system={"torch": "2.13"},
     request=b"a request",
 )
