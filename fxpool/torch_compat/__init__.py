@@ -1,7 +1,7 @@
 """The wall around torch's private names: all uses of torch's internals in fxpool are in this folder.
 
     imported     calls a function once a torch module has been imported
-    patching     replaces one attribute of torch's or Triton's temporarily
+    patching     replaces attributes of torch's or Triton's, and restores them
     versions     supported releases of torch, and the refusal of others
     nested       flattens and rebuilds nested containers
     dynamo       Dynamo, symbolic shapes and fake tensors

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from fxpool.torch_compat.dynamo import log_state
+from fxpool.torch_compat.patching import patched
 
 
 class CollectedKernel:
@@ -59,16 +60,11 @@ def collecting(collect: Collect, begin: Begin | None = None) -> Iterator[None]:
         collect(kernels, not _backward_follows())
 
     original, original_wait = AsyncCompile.cpp_pybinding, AsyncCompile.wait
-    AsyncCompile.cpp_pybinding = take
-    AsyncCompile.wait = wait
-    try:
+    with patched(AsyncCompile, "cpp_pybinding", take), patched(AsyncCompile, "wait", wait):
         with _definitions_seen(begin) if begin is not None else contextlib.nullcontext():
             yield
         if collected:  # from a module without a call of `wait`
             collect(collected, True)
-    finally:
-        AsyncCompile.cpp_pybinding = original
-        AsyncCompile.wait = original_wait
 
 
 @contextlib.contextmanager
@@ -82,11 +78,8 @@ def _definitions_seen(begin: Begin) -> Iterator[None]:
         return original(self, kernel_name, kernel_body, *args, **kwargs)
 
     original = PythonWrapperCodegen.define_kernel
-    PythonWrapperCodegen.define_kernel = define
-    try:
+    with patched(PythonWrapperCodegen, "define_kernel", define):
         yield
-    finally:
-        PythonWrapperCodegen.define_kernel = original
 
 
 def defined_kernel(definition: str) -> CollectedKernel | None:

@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from fxpool.torch_compat.patching import patched
+
 #: Name of an instruction set, and its extensions (``_is_avx512_bf16_supported`` ...).
 InstructionSet = tuple[str, dict[str, bool]]
 
@@ -49,8 +51,7 @@ def instruction_sets_known(known: Sequence[InstructionSet]) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for cls in classes:
             if "__bool__" in vars(cls) and cls is not cpu_vec_isa.InvalidVecISA:
-                stack.callback(setattr, cls, "__bool__", vars(cls)["__bool__"])
-                cls.__bool__ = lambda self: str(self) in names
+                stack.enter_context(patched(cls, "__bool__", lambda self: str(self) in names))
         cpu_vec_isa.valid_vec_isa_list.cache_clear()
         stack.callback(cpu_vec_isa.valid_vec_isa_list.cache_clear)
         for isa in cpu_vec_isa.valid_vec_isa_list():
@@ -82,8 +83,7 @@ def instruction_sets_found_by(find: Callable[[], Sequence[InstructionSet] | None
         ask.cache_clear = original.cache_clear  # type: ignore[attr-defined]
         ask.cache_info = original.cache_info  # type: ignore[attr-defined]
         ask.__wrapped__ = original.__wrapped__  # type: ignore[attr-defined]
-        cpu_vec_isa.valid_vec_isa_list = ask
-        stack.callback(setattr, cpu_vec_isa, "valid_vec_isa_list", original)
+        stack.enter_context(patched(cpu_vec_isa, "valid_vec_isa_list", ask))
         yield
 
 

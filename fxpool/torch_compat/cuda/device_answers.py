@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fxpool.torch_compat.cuda.device_facts import DeviceFacts
 from fxpool.torch_compat.inductor import preload
-from fxpool.torch_compat.patching import patched
+from fxpool.torch_compat.patching import patched, triton_driver
 
 
 class UnansweredError(Exception):
@@ -213,25 +213,13 @@ def answering(facts: Sequence[DeviceFacts], current: int = 0) -> Iterator[None]:
         if facts[0].cudnn is not None:
             put(torch.backends.cudnn, "version", lambda: facts[0].cudnn)
             put(torch.backends.cudnn, "is_available", lambda: True)
-        stack.enter_context(_triton(facts, current, triton_helpers))
+        put(triton_helpers, "set_driver_to_gpu", lambda: None)
+        stack.enter_context(triton_driver(_Driver(facts, current)))
         stack.enter_context(_modules_read())
         stack.enter_context(_constants_on_cpu())
         preload.forget_devices()
         stack.callback(preload.forget_devices)
         yield
-
-
-@contextlib.contextmanager
-def _triton(facts: Sequence[DeviceFacts], current: int, helpers: Any) -> Iterator[None]:
-    from triton.runtime import driver
-
-    before = driver._active
-    driver.set_active(_Driver(facts, current))
-    try:
-        with patched(helpers, "set_driver_to_gpu", lambda: None):
-            yield
-    finally:
-        driver._active = before
 
 
 class _OnCpu(TorchDispatchMode):

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from fxpool.torch_compat.patching import patched
+from fxpool.torch_compat.patching import patched, triton_driver
 
 # A symbol of c10, in all supported releases: one pointer for each device type.
 _REGISTRY = "_ZN3c104impl26device_guard_impl_registryE"
@@ -87,21 +87,9 @@ def out_of_reach() -> Iterator[None]:
             put(accelerator, "device_count", lambda: 0)
             put(accelerator, "current_accelerator", lambda *args, **kwargs: None)
         if "triton.runtime.driver" in sys.modules:
-            stack.enter_context(_triton_without_driver())
+            stack.enter_context(triton_driver(_NoDriver()))
         stack.enter_context(_guards_of_nothing())
         yield
-
-
-@contextlib.contextmanager
-def _triton_without_driver() -> Iterator[None]:
-    from triton.runtime import driver
-
-    before = driver._active
-    driver.set_active(_NoDriver())
-    try:
-        yield
-    finally:
-        driver._active = before
 
 
 def _registry() -> Any | None:

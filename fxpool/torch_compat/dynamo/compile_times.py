@@ -20,6 +20,7 @@ import msgspec
 from torch._dynamo import utils
 
 from fxpool.torch_compat.dynamo import log_state
+from fxpool.torch_compat.patching import patched
 
 __all__ = ["CompileTimes", "compiled_here", "recorded", "told"]
 
@@ -78,13 +79,8 @@ def _metrics(into: dict[str, int]) -> Iterator[None]:
             if name.endswith("_us") and name not in _OF_THE_ASKER and isinstance(value, int):
                 into[name] = value
 
-    before = context._on_exit
-    context._on_exit = leave  # the original would log the metrics, as the client does
-    try:
-        with context:
-            yield
-    finally:
-        context._on_exit = before
+    with patched(context, "_on_exit", leave), context:  # the original would log the metrics, as the client does
+        yield
 
 
 def _counted() -> dict[str, Counter[str]]:

@@ -44,18 +44,14 @@ def wanted() -> dict[str, Any] | None:
 @contextlib.contextmanager
 def entered(state: dict[str, Any] | None) -> Iterator[None]:
     """Log what `wanted` returned in another process, inside the ``with`` block."""
-    handlers = _internal.trace_log.handlers
-    before, _internal.trace_log.handlers = handlers, [logging.NullHandler()] if state and state["traces"] else []
-    try:
-        with contextlib.ExitStack() as stack:
-            if state is not None:
-                stack.enter_context(patched(_internal.log_state, "artifact_names", set(state["artifacts"])))
-                stack.enter_context(patched(structured, "intern_string", _named))
-                for name in list(_internal.log_registry.get_artifact_log_qnames()):
-                    stack.enter_context(_enabled(logging.getLogger(name)))
-            yield
-    finally:
-        _internal.trace_log.handlers = before
+    handlers = [logging.NullHandler()] if state and state["traces"] else []
+    with patched(_internal.trace_log, "handlers", handlers), contextlib.ExitStack() as stack:
+        if state is not None:
+            stack.enter_context(patched(_internal.log_state, "artifact_names", set(state["artifacts"])))
+            stack.enter_context(patched(structured, "intern_string", _named))
+            for name in list(_internal.log_registry.get_artifact_log_qnames()):
+                stack.enter_context(_enabled(logging.getLogger(name)))
+        yield
 
 
 @contextlib.contextmanager

@@ -14,11 +14,11 @@ import contextlib
 import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
-from unittest import mock
 
 import torch
 
 from fxpool.errors import CannotTravelError
+from fxpool.torch_compat.patching import patched
 
 __all__ = ["initialized", "name_in_code", "number_in_code", "position", "shown", "size"]
 
@@ -96,18 +96,18 @@ def shown(sizes: Sequence[int], *, default: bool) -> Iterator[None]:
     extract = after_aot._extract_distributed_info
 
     def shown_as_first(gm: torch.fx.GraphModule) -> Any:
-        with mock.patch.object(named, "rank", lambda group: 0):
+        with patched(named, "rank", lambda group: 0):
             return extract(gm)
 
     known: dict[str, Any] = {}  # keeps them alive, which the table does not
     with contextlib.ExitStack() as stack:
         # All three are looked up where they are called. The second is for programs that repeat a compile.
         enabled = unknown("symmetric memory")
-        stack.enter_context(mock.patch.object(_symmetric_memory, "is_symm_mem_enabled_for_group", enabled))
-        stack.enter_context(mock.patch.object(after_aot, "_extract_distributed_info", shown_as_first))
+        stack.enter_context(patched(_symmetric_memory, "is_symm_mem_enabled_for_group", enabled))
+        stack.enter_context(patched(after_aot, "_extract_distributed_info", shown_as_first))
         if default and not initialized():
             # Records of a log name the rank: here, as in any worker, they name none.
-            stack.enter_context(mock.patch.object(_internal, "dist", types.SimpleNamespace(is_available=bool)))
+            stack.enter_context(patched(_internal, "dist", types.SimpleNamespace(is_available=bool)))
             distributed_c10d._world.default_pg = whole(0, 1)
             stack.callback(setattr, distributed_c10d._world, "default_pg", None)
         for number, ranks in enumerate(sizes):

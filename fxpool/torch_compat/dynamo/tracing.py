@@ -22,6 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from fxpool.torch_compat.dynamo import tensors
+from fxpool.torch_compat.patching import patched
 
 # The attributes of a context in which AOTAutograd records facts about the compiled graph.
 _OF_ONE_GRAPH = ("fw_metadata", "aot_graph_name", "params_flat", "params_flat_unwrap_subclasses",
@@ -213,11 +214,8 @@ def aot_id_is(value: int) -> Iterator[None]:
     """Give number `value` to AOTAutograd's next graph (a worker compiles for another process)."""
     from torch._functorch import aot_autograd
 
-    saved, aot_autograd.AOT_COUNTER = aot_autograd.AOT_COUNTER, itertools.count(value)
-    try:
+    with patched(aot_autograd, "AOT_COUNTER", itertools.count(value)):
         yield
-    finally:
-        aot_autograd.AOT_COUNTER = saved
 
 
 def dump_compile_id() -> list[Any] | None:

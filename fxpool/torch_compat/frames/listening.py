@@ -24,6 +24,7 @@ from fxpool.torch_compat.frames.tree import (
     Tree,
     tensor_facts,
 )
+from fxpool.torch_compat.patching import Patches
 
 __all__ = ["Listener"]
 
@@ -104,19 +105,16 @@ class Listener:
 
     @contextlib.contextmanager
     def _listening(self) -> Iterator[None]:
-        methods = [
-            (cls, name, function)
-            for cls in (torchs.GuardManager, torchs.RootGuardManager, torchs.DictGuardManager)
-            for name, function in [*vars(cls).items()]
-            if name.startswith("add_") or name.endswith("_manager")
-        ]
-        for cls, name, function in methods:
-            setattr(cls, name, self._manager_method(name, function) if name in STEPS else self._other(name, function))
+        patches = Patches()
+        for cls in (torchs.GuardManager, torchs.RootGuardManager, torchs.DictGuardManager):
+            for name, function in [*vars(cls).items()]:
+                if name.startswith("add_") or name.endswith("_manager"):
+                    heard = self._manager_method if name in STEPS else self._other
+                    patches.replace(cls, name, heard(name, function))
         try:
             yield
         finally:
-            for cls, name, function in methods:
-                setattr(cls, name, function)
+            patches.restore()
 
     def _manager_method(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def method(parent: Any, *arguments: Any, **named: Any) -> Any:

@@ -18,32 +18,15 @@ from typing import Any
 import torch
 
 from fxpool import forks
+from fxpool.torch_compat.patching import Patches
 from fxpool.torch_compat.state import compile_flags
 
-_PATCHING = forks.rlock(__name__, "_PATCHING", lambda: _put_back())
+# For all threads, with `_PATCHING` held. A child that was forked while another thread compiled restores the originals:
+# unlike configuration, they are per process.
+_patches = Patches()
+_PATCHING = forks.rlock(__name__, "_PATCHING", _patches.restore)
 # Has the form of torch's keys, because torch splits them in some places; no entry is stored under it.
 _NO_KEY = "afxpool00"
-
-
-#: (owner, attribute, original value) of current replacements, the latest last.
-_before: list[tuple[Any, str, Any]] = []
-
-
-@contextlib.contextmanager
-def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Replace an attribute, for all threads; with `_PATCHING` held."""
-    _before.append((owner, name, vars(owner)[name]))
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(*_before.pop())
-
-
-def _put_back() -> None:
-    """Undo replacements in a child forked while another thread compiled: unlike configuration, they are per process."""
-    while _before:
-        setattr(*_before.pop())
 
 
 def copy_of(gm: torch.fx.GraphModule) -> Any:
@@ -117,7 +100,7 @@ def _result_taken(compiled: Compiled) -> Iterator[None]:
             (autograd_cache, "autograd_cache_key", no_key),
             (torch._logging, "trace_structured", traced),
         ):
-            stack.enter_context(_replaced(owner, name, value))
+            stack.enter_context(_patches.replaced(owner, name, value))
         stack.enter_context(
             functorch_config.patch(
                 bundled_autograd_cache=True,
@@ -214,7 +197,7 @@ def in_process_only() -> Iterator[None]:
             ("fx_compile_progressive", False),
         ):
             if hasattr(compile_fx, name):
-                stack.enter_context(_replaced(compile_fx, name, value))
+                stack.enter_context(_patches.replaced(compile_fx, name, value))
         yield
 
 

@@ -26,6 +26,7 @@ import torch
 
 from fxpool import forks
 from fxpool.torch_compat.operators import operators
+from fxpool.torch_compat.patching import Patches
 
 
 class NotBorrowedError(Exception):
@@ -68,10 +69,8 @@ class Begin(Protocol):
     ) -> Callable[..., Any]: ...
 
 
-_ABSENT = object()
 _lock = forks.rlock(__name__, "_lock", lambda: _undo_half())
-#: (owner, attribute, value in its own dictionary or `_ABSENT`), in the order of replacing.
-_replaced: list[tuple[Any, str, Any]] = []
+_patches = Patches()
 _changing = False
 
 
@@ -83,7 +82,7 @@ def install(kernels: Kernels, graphs: Graphs, begin: Begin, whole: Callable[[], 
     """
     global _changing
     with _lock:
-        if _replaced:
+        if _patches:
             return False
         _changing = True
         try:
@@ -103,12 +102,7 @@ def uninstall() -> None:
     global _changing
     with _lock:
         _changing = True
-        while _replaced:
-            owner, name, before = _replaced.pop()
-            if before is _ABSENT:
-                delattr(owner, name)
-            else:
-                setattr(owner, name, before)
+        _patches.restore()
         _changing = False
 
 
@@ -120,7 +114,7 @@ def _undo_half() -> None:
 
 def installed() -> bool:
     """Return whether Inductor's own parts are replaced."""
-    return bool(_replaced)
+    return bool(_patches)
 
 
 def take_in_worker(kernels: Kernels, threads: int) -> None:
@@ -132,14 +126,9 @@ def take_in_worker(kernels: Kernels, threads: int) -> None:
 
     with _lock:
         _take_kernels(kernels)
-        _replace(async_compile, "get_compile_threads", lambda: threads)
+        _patches.replace(async_compile, "get_compile_threads", lambda: threads)
         if hasattr(utils, "should_use_thread_workers"):
-            _replace(utils, "should_use_thread_workers", lambda: False)  # independent of the program's setting
-
-
-def _replace(owner: Any, name: str, value: Any) -> None:
-    _replaced.append((owner, name, vars(owner).get(name, _ABSENT)))
-    setattr(owner, name, value)
+            _patches.replace(utils, "should_use_thread_workers", lambda: False)  # independent of the program's setting
 
 
 def _take_kernels(kernels: Kernels) -> None:
@@ -155,14 +144,14 @@ def _take_kernels(kernels: Kernels) -> None:
         if cls.use_process_pool():
             kernels.wakeup()  # Inductor's own checks the class of the pool first
 
-    _replace(AsyncCompile, "process_pool", staticmethod(process_pool))
-    _replace(AsyncCompile, "wakeup", classmethod(wakeup))
+    _patches.replace(AsyncCompile, "process_pool", staticmethod(process_pool))
+    _patches.replace(AsyncCompile, "wakeup", classmethod(wakeup))
     # Since 2.15 threads may replace the pool, and code that waits for a kernel checks which of them made it.
     if hasattr(AsyncCompile, "get_worker_pool"):
-        _replace(AsyncCompile, "get_worker_pool", classmethod(lambda cls: kernels))
-        _replace(AsyncCompile, "should_use_thread_workers", classmethod(lambda cls: False))
+        _patches.replace(AsyncCompile, "get_worker_pool", classmethod(lambda cls: kernels))
+        _patches.replace(AsyncCompile, "should_use_thread_workers", classmethod(lambda cls: False))
     # Inductor submits a job to check whether its pool is ready, see `is_question`.
-    _replace(AsyncCompile, "_ready_future", None)
+    _patches.replace(AsyncCompile, "_ready_future", None)
 
 
 def _take_graphs(graphs: Graphs) -> None:
@@ -219,10 +208,10 @@ def _take_graphs(graphs: Graphs) -> None:
         graphs.compile_later(graph.value, _sent.dependencies).add_done_callback(done)
         return future
 
-    _replace(_SubprocessFxCompile, "codegen_and_compile", codegen_and_compile)
-    _replace(_SubprocessFxCompile, "serialize_compile", serialize_compile)
-    _replace(_SubprocessFxCompile, "_send_to_child", send_to_child)
-    _replace(_SubprocessFxCompile, "_send_to_child_async", send_to_child_async)
+    _patches.replace(_SubprocessFxCompile, "codegen_and_compile", codegen_and_compile)
+    _patches.replace(_SubprocessFxCompile, "serialize_compile", serialize_compile)
+    _patches.replace(_SubprocessFxCompile, "_send_to_child", send_to_child)
+    _patches.replace(_SubprocessFxCompile, "_send_to_child_async", send_to_child_async)
 
 
 def _why_here(inputs: Sequence[Any]) -> tuple[str, str] | None:
@@ -306,7 +295,7 @@ def _take_background(begin: Begin, whole: Callable[[], bool]) -> None:
             return original(model_, example_inputs_, *args, **arguments)
         return begin(model_, example_inputs_, mode=mode, options=arguments.get("config_patches") or {})
 
-    _replace(compile_fx, "compile_fx", taken)
+    _patches.replace(compile_fx, "compile_fx", taken)
 
 
 def compile_mode() -> str:

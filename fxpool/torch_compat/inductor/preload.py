@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from fxpool.torch_compat.operators import operator_tables
+from fxpool.torch_compat.patching import patched
 
 _CACHED = type(functools.cache(lambda: None))
 
@@ -150,11 +151,8 @@ def no_progress_thread() -> Iterator[None]:
     except ImportError:
         yield
         return
-    before, tqdm.monitor_interval = tqdm.monitor_interval, 0
-    try:
+    with patched(tqdm, "monitor_interval", 0):
         yield
-    finally:
-        tqdm.monitor_interval = before
 
 
 @contextlib.contextmanager

@@ -16,6 +16,8 @@ from typing import Any
 import torch._dynamo  # noqa: F401  # first, see torch_compat
 import torch._inductor.config as inductor_config
 
+from fxpool.torch_compat.patching import patched
+
 __all__ = ["HANDLER", "REGISTERED", "captured", "entered"]
 
 #: Name of a handler that the program set for the thread, or of the list of handlers that it is composed of.
@@ -105,7 +107,10 @@ def entered(code: dict[str, Any]) -> Iterator[None]:
             handler = _sent(code[HANDLER]) if HANDLER in code else _made(factory, registered)
             stack.enter_context(V.set_choices_handler(handler))
         if list(registered.items()) != list(_registered().items()):
-            stack.enter_context(_registering(registered))
+            from torch._inductor import choices
+
+            # Other threads of this process make their handlers from these factories, too.
+            stack.enter_context(patched(choices, "_registered_inductor_choices", registered))
         yield
 
 
@@ -116,15 +121,3 @@ def _sent(handler: Any) -> Any:
     from torch._inductor import choices
 
     return choices._ComposedInductorChoices(handler)
-
-
-@contextlib.contextmanager
-def _registering(registered: dict[str, Any]) -> Iterator[None]:
-    """Let other threads of this process make their handlers from these factories, too."""
-    from torch._inductor import choices
-
-    before, choices._registered_inductor_choices = choices._registered_inductor_choices, registered
-    try:
-        yield
-    finally:
-        choices._registered_inductor_choices = before

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from fxpool.torch_compat.dynamo import log_state
-from fxpool.torch_compat.patching import patched
+from fxpool.torch_compat.patching import patched, triton_driver
 
 #: Takes name and source of a kernel that Inductor requests, and returns its placeholder in the module.
 Collect = Callable[[str, str], Any]
@@ -120,15 +120,12 @@ def collecting(collect: Collect) -> Iterator[None]:
         return collect(kernel_name, source_code)
 
     original = AsyncCompile.triton
-    AsyncCompile.triton = take
     # If code generation sees a pool, it requests a kernel as soon as its text is complete.
-    early = codegen.async_compile
-    early.use_process_pool = lambda: True
-    try:
+    with (
+        patched(AsyncCompile, "triton", take),
+        patched(codegen.async_compile, "use_process_pool", lambda: True),
+    ):
         yield
-    finally:
-        AsyncCompile.triton = original
-        del early.use_process_pool
 
 
 def compile_kernel(name: str, source: str, lookup: dict[str, Any], width: int = 1) -> Compiled:
@@ -350,16 +347,9 @@ class _NoDriver:
 def no_driver() -> Iterator[None]:
     """Keep Triton from building and loading its driver in this process, which does not need it."""
     from torch._inductor.runtime import triton_helpers
-    from triton.runtime import driver
 
-    before, active = triton_helpers.set_driver_to_gpu, driver._active
-    triton_helpers.set_driver_to_gpu = lambda: None
-    driver.set_active(_NoDriver())
-    try:
+    with patched(triton_helpers, "set_driver_to_gpu", lambda: None), triton_driver(_NoDriver()):
         yield
-    finally:
-        triton_helpers.set_driver_to_gpu = before
-        driver._active = active
 
 
 @functools.cache

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="for processes
 @pytest.fixture
 def answering(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """An H100 and an A100, of which the second is current; without Triton's driver, which is not there."""
-    monkeypatch.setattr(device_answers, "_triton", lambda *args: contextlib.nullcontext())
+    monkeypatch.setattr(device_answers, "triton_driver", lambda *args: contextlib.nullcontext())
     with device_answers.answering([H100, A100], current=1):
         yield
 
@@ -55,7 +55,7 @@ def test_everything_is_as_before_afterwards() -> None:
 
     before = state()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(device_answers, "_triton", lambda *args: contextlib.nullcontext())
+        patch.setattr(device_answers, "triton_driver", lambda *args: contextlib.nullcontext())
         with device_answers.answering([H100]):
             assert torch.cuda.device_count() == 1
     assert state() == before

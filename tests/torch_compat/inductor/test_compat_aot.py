@@ -90,7 +90,7 @@ def test_torch_s_own_parts_are_back_after_a_compile() -> None:
         assert autograd_cache.AOTAutogradCache._lookup() is None
         assert torch._logging.trace_structured is not trace
     assert (vars(autograd_cache.AOTAutogradCache)["save"], autograd_cache.autograd_cache_key) == before
-    assert torch._logging.trace_structured is trace and aot._before == []
+    assert torch._logging.trace_structured is trace and not aot._patches
 
 
 def test_no_process_is_started_for_a_graph() -> None:
@@ -110,11 +110,9 @@ def test_replacements_are_undone_in_a_child_that_was_forked_meanwhile() -> None:
     class Owner:
         value = 1
 
-    with aot._PATCHING, aot._replaced(Owner, "value", 2):
-        entries = list(aot._before)
-        aot._put_back()  # what the child does
-        assert Owner.value == 1 and aot._before == []
-        aot._before.extend(entries)
+    with aot._PATCHING, aot._patches.replaced(Owner, "value", 2):
+        aot._patches.restore()  # what the child does
+        assert Owner.value == 1 and not aot._patches
     assert Owner.value == 1
 
 
