@@ -16,7 +16,8 @@ from typing import Any
 from fxpool.codecache.explain.graph_comparison import Change, changes, paired, value_changes
 from fxpool.codecache.graph import encoded_values
 from fxpool.codecache.guards import guards
-from fxpool.codecache.key import key, key_detail
+from fxpool.codecache.key import key_detail
+from fxpool.codecache.key.components import ORDER
 from fxpool.codecache.store.entry import Component
 
 __all__ = ["Described", "Difference", "differences", "equal_components", "lines"]
@@ -88,14 +89,15 @@ def differences(a: Described, b: Described) -> tuple[Difference, ...]:
 
 
 def _order(name: str) -> tuple[int, str]:
-    return (key.ORDER.index(name) if name in key.ORDER else len(key.ORDER)), name
+    return (ORDER.index(name) if name in ORDER else len(ORDER)), name
 
 
 def _items(name: str, a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Change]:
-    if not (a and b) or name not in _COMPARE:
+    if not (a and b):
         return []
     try:
-        return _COMPARE[name](a, b)
+        compare = _COMPARE.get(name)
+        return compare(a, b) if compare is not None else _mapping_changes(a[name], b[name])
     except (KeyError, IndexError, TypeError, ValueError, AttributeError, guards.UnknownGuardError, RecursionError):
         return []  # written by another version of fxpool
 
@@ -200,10 +202,6 @@ def _ambient(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Change]:
 _PRECISION = "float32_matmul_precision"
 
 
-def _mapping(name: str) -> Callable[[Mapping[str, Any], Mapping[str, Any]], list[Change]]:
-    return lambda a, b: _mapping_changes(a[name], b[name])
-
-
 def _mapping_changes(a: Mapping[str, str], b: Mapping[str, str]) -> list[Change]:
     return [
         Change.of(name, (None if value is None else _cut(str(value)) for value in (a.get(name), b.get(name))))
@@ -221,15 +219,13 @@ def _shown(value: Any) -> str:
     return encoded_values.shortened(encoded_values.text(value) if isinstance(value, list) else repr(value))
 
 
+# The components whose details are not mappings to compare item by item.
 _COMPARE: Mapping[str, Callable[[Mapping[str, Any], Mapping[str, Any]], list[Change]]] = {
     "graph": _graph,
     "inputs": _inputs,
     "shapes": _shapes,
     "ambient": _ambient,
-    "configuration": _mapping("configuration"),
     "code": _code,
-    "system": _mapping("system"),
-    "toolchain": _mapping("toolchain"),
 }
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from fxpool.codecache.explain.nearest import NEAREST, Comparison, Side, compared, likeness, nearest
 from fxpool.codecache.guards import guards
+from fxpool.codecache.key.components import OF_A_FUNCTION
 from fxpool.codecache.store.entry import Entry
 from fxpool.results import markup
 
@@ -21,9 +22,6 @@ __all__ = [
 ]  # fmt: skip
 
 GUARDS, INCOMPLETE, NOT_LOADED, DAMAGED = "guards", "incomplete", "not_loaded", "damaged"
-
-#: Components whose differences mean nothing between two functions.
-OF_A_FUNCTION = ("graph", "inputs", "shapes")
 
 _WHY = {
     INCOMPLETE: "an entry of this key has a missing or damaged blob; it is written again",

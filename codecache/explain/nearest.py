@@ -15,6 +15,7 @@ from typing import Any
 from fxpool.codecache.explain import comparison
 from fxpool.codecache.explain.comparison import Described, Difference
 from fxpool.codecache.guards import guards
+from fxpool.codecache.key.components import COMPONENTS
 from fxpool.codecache.store.entry import Component, Entry, Origin
 from fxpool.results import markup
 
@@ -22,7 +23,6 @@ __all__ = ["NEAREST", "Comparison", "Side", "compared", "likeness", "nearest"]
 
 # The most entries with equally many equal components that are compared in detail.
 _COMPARED = 6
-_COMPONENTS = 8
 _SHOWN = 60  # differences in HTML
 
 #: The two sides of a comparison of a graph with the nearest entry.
@@ -110,7 +110,7 @@ class Comparison:
         return [(one, self.a[:12], self.a_is), (other, self.b[:12], self.b_is)]
 
     def _no_difference(self) -> str:
-        return "only the function differs" if len(self.equal) < _COMPONENTS else "no difference"
+        return "only the function differs" if len(self.equal) < len(COMPONENTS) else "no difference"
 
 
 def compared(a: Side, b: Side, roles: tuple[str, str] = ("", "")) -> Comparison:

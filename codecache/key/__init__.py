@@ -1,6 +1,7 @@
 """Keys: the facts that a compiled graph depends on, as named and hashed components.
 
-key               components, their hashes, and the hash of all components
+key               the hashes of the components, and the hash of all
+components        the table of components
 key_detail        the contents of the components, packed for the entry
 cacheable         decides which graphs may be cached, with a reason for each bypass
 configured        identifies code set in the configuration: passes, estimators, choices

@@ -1,13 +1,4 @@
-"""The key of a graph: named components, their hashes, and the hash of all components.
-
-    graph          nodes, targets, arguments, nested graphs, constants by content
-    inputs         tensors by metadata, views, shared storages, overlaps; plain numbers by value
-    shapes         facts proven about the symbols that occur, without hints
-    ambient        global switches: grad mode, autocast, SDPA backends, precision, threads, ...
-    configuration  options of Inductor, AOTAutograd, the shape machinery and Dynamo; configured code by uuid or content
-    code           sources of functions and operators from outside torch
-    system         torch, Python, CPU or device, fxpool
-    toolchain      the C++ compiler, and the headers that generated code includes
+"""The key of a graph: the components of the table `components`, their hashes, and the hash of all components.
 
 An entry stores the digests of all components, and their packed contents (`key_detail`), so that two keys can be
 compared (`comparison`) and a miss explained.
@@ -21,17 +12,16 @@ import contextlib
 import dataclasses
 import hashlib
 import marshal
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
+from fxpool.codecache.key.components import COMPONENTS, OF_A_FUNCTION, ORDER
 from fxpool.codecache.store.entry import Component
 
 # Bump if the meaning of an entry changes in a way that the digest of fxpool's own sources does not show.
 KEY_VERSION = 1
-
-ORDER = ("graph", "inputs", "shapes", "ambient", "configuration", "code", "system", "toolchain")
 
 _ENCODER = msgspec.msgpack.Encoder(order="deterministic")
 
@@ -76,6 +66,12 @@ class GraphKey:
         """Return whether component `name` has the value `part`."""
         return any(c.name == name and c.digest == _digest(name, part) for c in self.components)
 
+    def kernel_conditions(self, *, but: Iterable[str] = ()) -> str:
+        """Return a digest of the components that kernels depend on besides their source, without `but`."""
+        left_out = OF_A_FUNCTION.union(but)
+        lines = "".join(f"{one.name} {one.digest}\n" for one in self.components if one.name not in left_out)
+        return hashlib.sha256(lines.encode()).hexdigest()
+
     def with_part(self, name: str, part: Any) -> GraphKey:
         """Return the key in which component `name` has the value `part`. It has no `detail`."""
         changed = tuple(
@@ -84,16 +80,14 @@ class GraphKey:
         )
         return GraphKey(_total(changed), changed)
 
-    def described(self, parts: Mapping[str, Any], texts: Mapping[str, str], detail: bytes = b"") -> GraphKey:
+    def described(self, parts: Mapping[str, Any], texts: dict[str, str], detail: bytes = b"") -> GraphKey:
         """Return the same key with `detail` and a readable text per component: from `texts`, or its values, shortened.
 
         Needed only to write an entry; it takes longer than computing the key.
         """
-        components = (
-            Component(c.name, c.digest, texts[c.name] if c.name in texts else readable(parts[c.name]))
-            for c in self.components
-        )
-        return GraphKey(self.digest, tuple(components), detail)
+        texts = {row.name: readable(row.shown(parts[row.name])) for row in COMPONENTS if row.name not in texts} | texts
+        components = tuple(Component(c.name, c.digest, texts[c.name]) for c in self.components)
+        return GraphKey(self.digest, components, detail)
 
 
 def _total(components: Sequence[Component]) -> str:
@@ -105,7 +99,7 @@ def _total(components: Sequence[Component]) -> str:
 
 # Last value of each component that seldom changes between graphs, as bytes that distinguish types, and its digest.
 _LAST: dict[str, tuple[bytes, str]] = {}
-_SELDOM_CHANGING = ("configuration", "system", "toolchain")
+_SELDOM_CHANGING = frozenset(component.name for component in COMPONENTS if component.seldom_changes)
 
 
 def _digest(name: str, part: Any) -> str:

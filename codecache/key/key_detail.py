@@ -3,28 +3,25 @@
     level, graph, inputs     as they were hashed (`graph_codec`)
     names                    those of the graph (`graph_names`)
     layout, constraints      memory that inputs share; the program's marks of their sizes
-    shapes                   a row per symbol
-    ambient, configuration, system, toolchain     name to value, long values shortened
-    code                     digests by name, and of each function and variable they cover
+    others                   by the component's name, as their rows in `components` say
+    covered                  the functions and variables that each digest of the component `code` covers
 
-Values of environment variables may be secrets, so only their digests are stored. Details are packed once per miss; a
-hit never unpacks them.
+Details are packed once per miss; a hit never unpacks them.
 
 zstandard is imported inside functions, because a hit does not need it.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from fxpool.codecache.graph import graph_names
-from fxpool.codecache.graph.encoded_values import shortened
+from fxpool.codecache.key.components import COMPONENTS
 
-__all__ = ["MAX_UNPACKED", "packed", "unpacked", "without_values"]
+__all__ = ["MAX_UNPACKED", "packed", "unpacked"]
 
 #: Maximum size in bytes. fxpool never writes a packed detail with a larger content size.
 MAX_UNPACKED = 32 << 20
@@ -57,38 +54,13 @@ def packed(
         "inputs": inputs,
         "layout": layout,
         "constraints": constraints,
-        "shapes": parts["shapes"],
-        "ambient": {
-            **_flat({name: value for name, value in parts["ambient"].items() if name != "environment"}),
-            **of_variables(parts["ambient"].get("environment", {})),
-        },
-        "configuration": _flat(parts["configuration"]),
-        "code": {name: digest[:16] for name, digest in parts["code"].items()},
         "covered": covered or {},
-        "system": _flat(parts["system"]),
-        "toolchain": _flat(parts["toolchain"]),
+        **{row.name: row.detail(parts[row.name]) for row in COMPONENTS if row.detail is not None},
     }
     import zstandard
 
     encoded = _ENCODER.encode(detail)
     return zstandard.ZstdCompressor(level=3).compress(encoded) if len(encoded) <= MAX_UNPACKED else b""
-
-
-def of_variables(variables: Mapping[str, str | None]) -> dict[str, str]:
-    """Return environment variables by name, with digests instead of their values."""
-    return {
-        f"environment variable {name}": "not set" if value is None else f"a value of digest {_short_digest(value)}"
-        for name, value in variables.items()
-    }
-
-
-def _short_digest(value: str) -> str:
-    return hashlib.sha256(value.encode("utf-8", "surrogateescape")).hexdigest()[:12]
-
-
-def without_values(ambient: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the ambient component for display, with digests of environment variables instead of values."""
-    return {**ambient, "environment": of_variables(ambient.get("environment", {}))}
 
 
 def unpacked(detail: bytes) -> dict[str, Any]:
@@ -114,21 +86,3 @@ def unpacked(detail: bytes) -> dict[str, Any]:
         }
     except (zstandard.ZstdError, msgspec.DecodeError, KeyError, TypeError, ValueError, RecursionError):
         return {}
-
-
-def _flat(values: Mapping[str, Any], before: str = "") -> dict[str, str]:
-    """Flatten nested mappings: ``inductor.max_autotune`` to its value as text."""
-    flat: dict[str, str] = {}
-    for name, value in values.items():
-        if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
-            flat |= _flat(value, f"{before}{name}.")
-        else:
-            flat[f"{before}{name}"] = shortened(_stable(value))
-    return flat
-
-
-def _stable(value: Any) -> str:
-    """Return a value as text that does not depend on the order of a set."""
-    if isinstance(value, (set, frozenset)):
-        return "{" + ", ".join(sorted(map(_stable, value))) + "}"
-    return repr(value)

@@ -16,11 +16,10 @@ import zstandard
 
 from fxpool import notices
 from fxpool.codecache.store.blobs import read_stored, write_private
-from fxpool.codecache.store.entry import Component
 from fxpool.codecache.store.store import LocalStore
 from fxpool.errors import CorruptEntryError, StoreError
 
-__all__ = ["KernelFiles", "conditions"]
+__all__ = ["KernelFiles"]
 
 log = notices.logger(__name__)
 
@@ -28,19 +27,10 @@ _DIRECTORY = "kernels"
 _DIGEST_SIZE = hashlib.sha256().digest_size
 # Bytes of one compiled unit. Real ones have some 100 KB.
 _MOST = 256 << 20
-# These describe the computation of the graph, as its source does for a kernel.
-_OF_THE_GRAPH = frozenset(("graph", "inputs", "shapes"))
-
-
-def conditions(components: Iterable[Component], *, but: Iterable[str] = ()) -> str:
-    """Return a digest of the parts of a graph's key that its kernels depend on beside their source, without `but`."""
-    left_out = _OF_THE_GRAPH.union(but)
-    told = "".join(f"{one.name} {one.digest}\n" for one in components if one.name not in left_out)
-    return hashlib.sha256(told.encode()).hexdigest()
 
 
 class KernelFiles:
-    """The compiled kernels of a store, of graphs that have the same `conditions`."""
+    """The compiled kernels of a store, of graphs that have the same `conditions` (`GraphKey.kernel_conditions`)."""
 
     def __init__(self, store: LocalStore, conditions: str) -> None:
         self._store, self._conditions = store, conditions

@@ -19,7 +19,7 @@ from fxpool.codecache.code import program_code
 from fxpool.codecache.code.unproven import UnprovenError
 from fxpool.codecache.graph import graph_codec, placed_inputs
 from fxpool.codecache.guards import guards
-from fxpool.codecache.key import cacheable, examination, key, probe_cache, source_toolchain, system
+from fxpool.codecache.key import cacheable, components, examination, key, probe_cache, source_toolchain, system
 from fxpool.codecache.key.key import GraphKey
 from fxpool.errors import CannotTravelError
 from fxpool.lowering.core.attempt import Destination
@@ -32,7 +32,7 @@ from fxpool.torch_compat.dynamo import frames, log_state, opaque_inputs, shape_e
 from fxpool.torch_compat.dynamo.shape_env import ShapeEnv
 from fxpool.torch_compat.dynamo.tracing import TracingContext
 from fxpool.torch_compat.inductor import aot, debug_files
-from fxpool.torch_compat.state import configs, switches
+from fxpool.torch_compat.state import configs
 
 log = notices.logger(__name__)
 
@@ -300,7 +300,7 @@ def _finish(traced: _Traced, into: Destination, check: Callable[[], None]) -> Ca
             raise unproven or cacheable.Bypass("source")
         try:
             parts = key_parts(traced, request, code, placed)
-            portable = without_host(parts) if request.devices else parts
+            portable = components.without_host(parts) if request.devices else parts
             made = key.GraphKey.of(portable)
         except (TypeError, ValueError) as error:
             raise cacheable.Bypass("configuration", str(error)) from error
@@ -328,7 +328,6 @@ def _described(traced: _Traced, request: CompileRequest, parts: dict[str, Any], 
     """Return a key with the descriptions and details of its parts that an entry stores."""
     from fxpool.codecache.key import key_detail  # for misses
 
-    shown = {**parts, "ambient": key_detail.without_values(parts["ambient"])}
     texts = {"graph": f"{len(traced.encoded.description[1])} nodes", "inputs": _readable_inputs(traced.layout)}
     covered: program_code.Covered = {}
     with contextlib.suppress(UnprovenError):
@@ -343,7 +342,7 @@ def _described(traced: _Traced, request: CompileRequest, parts: dict[str, Any], 
         constraints=list(traced.constraints),
         covered=covered,
     )
-    return made.described(shown, texts, detail)
+    return made.described(parts, texts, detail)
 
 
 def _dump_shapes(env: ShapeEnv) -> bytes:
@@ -397,16 +396,6 @@ def _is_blind(traced: _Traced, state: ambient.AmbientState, code: program_code.P
 def _toolchain(traced: _Traced, request: CompileRequest, *, headers: bool = True) -> dict[str, Any]:
     package = traced.level == PACKAGE
     return source_toolchain.key_facts(request.toolchain_dir, headers=headers, package=package, gpu=request.uses_gpu)
-
-
-def without_host(parts: dict[str, Any]) -> dict[str, Any]:
-    """Return the components of a key for code that runs on GPUs only, without those that affect C++."""
-    return {
-        **parts,
-        "ambient": {name: value for name, value in parts["ambient"].items() if name not in switches.OF_CPU},
-        "system": {name: value for name, value in parts["system"].items() if name not in system.OF_CPU},
-        "toolchain": {name: value for name, value in parts["toolchain"].items() if name == source_toolchain.SOURCES},
-    }
 
 
 def _shape_facts(env: ShapeEnv | None, symbols: set[str]) -> list[Any]:

@@ -24,7 +24,6 @@ from fxpool.codecache.code.program_code import SentCode
 from fxpool.codecache.graph import graph_decoder
 from fxpool.codecache.key import probe_cache, source_toolchain, toolchain
 from fxpool.codecache.key.cacheable import Bypass
-from fxpool.codecache.store import kernel_files
 from fxpool.codecache.store.kernel_files import KernelFiles
 from fxpool.codecache.store.store import LocalStore
 from fxpool.errors import CannotReturnError, CannotTravelError, StoreError
@@ -187,7 +186,7 @@ def _kernel_files(request: CompileRequest, *, cpp: bool) -> KernelFiles | None:
         log.info("compiling %s without the kernels of earlier graphs: %s", request.label, error)
         return None
     # C++ contains whatever the program's code made Inductor generate; a Triton kernel may import functions.
-    return KernelFiles(store, kernel_files.conditions(key.components, but=("code",) if cpp else ()))
+    return KernelFiles(store, key.kernel_conditions(but=("code",) if cpp else ()))
 
 
 def _is_worth_keeping(request: CompileRequest, started: float) -> bool:

@@ -21,6 +21,7 @@ import msgspec
 
 from fxpool import notices
 from fxpool.codecache.key import key
+from fxpool.codecache.key.components import OF_A_FUNCTION
 from fxpool.codecache.store import lowered_graphs
 from fxpool.codecache.store.entry import Entry
 from fxpool.codecache.store.store import LocalStore
@@ -40,7 +41,7 @@ __all__ = ["EqualGraphs", "OtherBackwardError", "record"]
 log = notices.logger(__name__)
 
 # They say what a graph is; the key of AOTAutograd's graph has its own.
-_OF_GRAPH = frozenset(("graph", "inputs", "shapes", "code"))
+_OF_GRAPH = OF_A_FUNCTION | {"code"}
 
 
 class OtherBackwardError(Exception):

@@ -9,7 +9,8 @@ import pytest
 from fxpool.codecache.bundle import captures
 from fxpool.codecache.bundle.authentication import Keyring
 from fxpool.codecache.bundle.captures import Capture
-from fxpool.codecache.key.key import ORDER, GraphKey
+from fxpool.codecache.key.components import ORDER
+from fxpool.codecache.key.key import GraphKey
 from fxpool.errors import CaptureError
 
 CAPTURE = Capture(

@@ -47,8 +47,7 @@ def described(nodes: list[Any], *, names_count: bool = True, **parts: Any) -> Gr
     detail = key_detail.packed(
         whole, level="aot", graph=key.canonical(description), names=names, inputs=whole["inputs"]
     )
-    shown = {**whole, "ambient": key_detail.without_values(whole["ambient"])}
-    return GraphKey.of(whole).described(shown, {}, detail)
+    return GraphKey.of(whole).described(whole, {}, detail)
 
 
 def side(made: GraphKey) -> Described:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -17,7 +19,7 @@ from hypothesis import strategies as st
 from fxpool.codecache.graph import graph_names
 from fxpool.codecache.graph.graph_codec import GraphEncoder
 from fxpool.codecache.graph.graph_decoder import GraphDecoder
-from fxpool.codecache.key import key
+from fxpool.codecache.key import components, key
 from fxpool.torch_compat.dynamo import tensors
 
 plain = st.recursive(
@@ -25,7 +27,7 @@ plain = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=6), inner, max_size=4),
     max_leaves=12,
 )
-component_values = st.fixed_dictionaries(dict.fromkeys(key.ORDER, plain))
+component_values = st.fixed_dictionaries(dict.fromkeys(components.ORDER, plain))
 
 
 def reordered(data: Any, rng: random.Random) -> Any:
@@ -42,7 +44,7 @@ def test_insertion_order_does_not_matter(parts: dict[str, Any], rng: random.Rand
     assert key.GraphKey.of(parts) == key.GraphKey.of(reordered(parts, rng))
 
 
-@given(component_values, st.sampled_from(key.ORDER), plain)
+@given(component_values, st.sampled_from(components.ORDER), plain)
 def test_equal_components_and_only_those_have_equal_digests(parts: dict[str, Any], name: str, other: Any) -> None:
     """Also where the last value of a component is remembered: True is not 1, and 1 is not 1.0."""
     changed = {**parts, name: other}
@@ -54,10 +56,17 @@ def test_equal_components_and_only_those_have_equal_digests(parts: dict[str, Any
 
 @pytest.mark.parametrize(("one", "other"), [(True, 1), (1, 1.0), (0.0, -0.0), ("1", 1), ([], None), ([], {})])
 def test_types_count(one: Any, other: Any) -> None:
-    parts = {name: {"value": one} for name in key.ORDER}
+    parts = {name: {"value": one} for name in components.ORDER}
     before = key.GraphKey.of(parts)
     after = key.GraphKey.of({**parts, "configuration": {"value": other}})
     assert before.digest != after.digest
+
+
+def test_the_table_of_the_documentation_lists_every_component() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "troubleshooting.md").read_text()
+    table = page.partition("| component |")[2].partition("\n\n")[0]
+    first_cells = [row.split("|")[1] for row in table.splitlines()[2:]]
+    assert [name for cell in first_cells for name in re.findall(r"`(\w+)`", cell)] == list(components.ORDER)
 
 
 UNARY = [torch.sin, torch.relu, torch.sigmoid, torch.neg, torch.exp]

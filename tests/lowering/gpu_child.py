@@ -25,7 +25,7 @@ import torch
 from capturing import captured, complete
 
 import fxpool
-from fxpool.codecache.key import key
+from fxpool.codecache.key import components, key
 from fxpool.codecache.store.store import LocalStore
 from fxpool.lowering.artifact.content import content_of
 from fxpool.lowering.artifact.entry_parts import TRITON, decode_reply, generated_code, parts_of_entry
@@ -145,7 +145,7 @@ def for_device(request: CompileRequest, name: str) -> CompileRequest:
     graph, inputs = (
         msgspec.msgpack.encode(moved(msgspec.msgpack.decode(data))) for data in (request.graph, request.inputs)
     )
-    parts: dict[str, Any] = dict.fromkeys(key.ORDER, "")
+    parts: dict[str, Any] = dict.fromkeys(components.ORDER, "")
     parts |= {"graph": graph, "inputs": inputs, "system": Placement((0,), (facts,)).key_part()}
     made = key.GraphKey.of(parts)
     return dataclasses.replace(request, graph=graph, inputs=inputs, devices=(facts,), key=made)

@@ -16,10 +16,10 @@ import torch
 from torch._subclasses import FakeTensorMode
 
 from fxpool.codecache.graph.graph_codec import EncodedGraph, GraphEncoder
-from fxpool.codecache.key import key, toolchain
+from fxpool.codecache.key import components, key, toolchain
 from fxpool.errors import CannotTravelError
 from fxpool.lowering.cuda import devices
-from fxpool.lowering.request import capture, placement
+from fxpool.lowering.request import placement
 from fxpool.lowering.request.placement import Placement
 from fxpool.torch_compat.cuda import attention, device_answers, device_facts
 from fxpool.torch_compat.cuda.common_devices import COMMON
@@ -283,7 +283,7 @@ def key_of(parts: dict[str, Any]) -> str:
 
 
 def parts(**changed: Any) -> dict[str, Any]:
-    named: dict[str, Any] = dict.fromkeys(key.ORDER, "")
+    named: dict[str, Any] = dict.fromkeys(components.ORDER, "")
     named["ambient"] = {"num_threads": 2, "grad": True}
     named["system"] = {"torch": "2.13.0", "cpu_extensions": "avx2", "cpu_capability": "AVX2", "libc": "glibc 2.36"}
     named["toolchain"] = {"compiler": "g++ 12"}
@@ -300,13 +300,13 @@ def parts(**changed: Any) -> dict[str, Any]:
      {"compiler": "g++ 13"}],
 )  # fmt: skip
 def test_code_for_a_gpu_is_for_any_host(elsewhere: dict[str, Any]) -> None:
-    assert key_of(capture.without_host(parts(**elsewhere))) == key_of(capture.without_host(parts()))
+    assert key_of(components.without_host(parts(**elsewhere))) == key_of(components.without_host(parts()))
     assert key_of(parts(**elsewhere)) != key_of(parts()), "with C++ in it, it is not"
 
 
 @pytest.mark.parametrize("elsewhere", [{"torch": "2.11.0"}, {"grad": False}])
 def test_but_not_for_any_torch(elsewhere: dict[str, Any]) -> None:
-    assert key_of(capture.without_host(parts(**elsewhere))) != key_of(capture.without_host(parts()))
+    assert key_of(components.without_host(parts(**elsewhere))) != key_of(components.without_host(parts()))
 
 
 # ------------------------------------------------------------------------------ what is not answered
