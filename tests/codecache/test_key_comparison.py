@@ -14,12 +14,12 @@ from fxpool.codecache.explain import comparison, graph_comparison, misses, neare
 from fxpool.codecache.explain.comparison import Described, Difference
 from fxpool.codecache.explain.nearest import Side
 from fxpool.codecache.key import key, key_detail
+from fxpool.codecache.key.components import ORDER
 from fxpool.codecache.key.key import GraphKey
 from fxpool.codecache.store.entry import Entry, Metadata, Origin
 
 EMPTY: dict[str, Any] = {
-    "graph": b"", "inputs": b"", "shapes": [], "ambient": {"environment": {}}, "configuration": {}, "code": {},
-    "system": {}, "toolchain": {},
+    **dict.fromkeys(ORDER, {}), "graph": b"", "inputs": b"", "shapes": [], "ambient": {"environment": {}}
 }  # fmt: skip
 
 
