@@ -17,8 +17,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from fxpool.codecache import remote
 from fxpool.codecache.bundle.authentication import KEY_BYTES, Keyring
-from fxpool.codecache.remote import addresses
 from fxpool.codecache.remote.level import RemoteLevel
 from fxpool.codecache.store.entry import Entry
 from fxpool.codecache.store.store import LocalStore
@@ -41,7 +41,7 @@ def main(address: str) -> None:
         return result
 
     ring = Keyring([os.urandom(KEY_BYTES)])
-    level = RemoteLevel(lambda seconds: addresses.connect(address, seconds), ring, delay=10.0)
+    level = RemoteLevel(lambda seconds: remote.connect(address, seconds), ring, delay=10.0)
     with tempfile.TemporaryDirectory() as directory:
         one, two = (LocalStore(os.path.join(directory, name)) for name in ("one", "two"))
         for _ in range(ENTRIES):

@@ -43,7 +43,8 @@ and modules:
     forks         locks and state that survive a fork     interruptions    exceptions of signal handlers
     installed     digests of torch, Triton and sympy      own_python       starts modules in another process
     torch_import  called by torch when it is imported     torch_release    is torch supported?
-    version       the version                             temporary        temporary directories, removed after a kill
+    remote_stores  kinds of remote caches                 temporary        temporary directories, removed after a kill
+    version       the version
 
 Importing this module imports neither torch nor anything else that is slow: that is imported inside functions.
 """

@@ -65,8 +65,8 @@ class Settings:
     """Store with each entry the request it was compiled from, for ``fxpool cache verify --recompute``: the graph, its
     constants, and names of the program's code."""
     remote_cache: str | None
-    """Address of a cache that machines share, behind the directory: ``redis://host:6379/0``, ``rediss://``, ``unix://``
-    or ``s3://bucket/prefix``."""
+    """Address of a cache that machines share, behind the directory, such as ``redis://host:6379/0`` or
+    ``s3://bucket/prefix``."""
     remote_key_file: Path | None
     """File with the keys that authenticate remote values and bundles (mode 0600, a key per line)."""
     remote_use: str

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fxpool import quantities
+from fxpool import quantities, remote_stores
 
 __all__ = [
     "NO_HOME",
@@ -280,14 +280,15 @@ def as_count(value: object) -> int | None:
 
 
 _FARM = re.compile(r"(dask|dask\+tls|ray)://[^\s/]+:[0-9]+")
-_ADDRESS = re.compile(r"(redis|rediss|unix|s3)://[^\s]+")
+_ADDRESS = re.compile(r"([^\s:]+)://\S+")
 
 
 def as_address(value: object) -> str:
     """Parse the address of a remote cache."""
     text = str(value).strip()
-    if not _ADDRESS.fullmatch(text):
-        raise BadValue("an address such as redis://host:6379/0, rediss://..., unix:///path or s3://bucket/prefix")
+    address = _ADDRESS.fullmatch(text)
+    if address is None or remote_stores.by_scheme(address[1]) is None:
+        raise BadValue(f"an address such as {' or '.join(store.addresses for store in remote_stores.STORES)}")
     return text
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import click
 
-from fxpool import config, quantities
+from fxpool import config, quantities, remote_stores
 from fxpool.commands import cache, doctor, server
 from fxpool.commands.settings import settings
 from fxpool.setting_values import without_secrets
@@ -30,7 +30,8 @@ from fxpool.version import __version__
 __all__ = ["bug_report"]
 
 _DISTRIBUTIONS = ("fxpool", "torch", "triton", "sympy", "numpy", "click", "filelock", "msgspec", "psutil", "rich",
-                  "tblib", "zstandard", "redis", "obstore", "transformers", "lightning")  # fmt: skip
+                  "tblib", "zstandard", "transformers", "lightning",
+                  *(store.package for store in remote_stores.STORES))  # fmt: skip
 #: Variables whose values are shown. Addresses are not among them.
 _SHOWN = ("CC", "CI", "COLUMNS", "CUDA_VISIBLE_DEVICES", "CXX", "LANG", "LC_ALL", "NO_COLOR", "OMP_NUM_THREADS", "TERM",
           "TORCH_COMPILE_DEBUG", "TORCH_DEVICE_BACKEND_AUTOLOAD", "TORCH_LOGS", "TORCHINDUCTOR_CACHE_DIR",

@@ -76,18 +76,18 @@ class _Shared:
 def _new_level(place: str, settings: config.Settings) -> RemoteLevel:
     """Return a level for an address. Raises ConfigurationError: the settings rule it out."""
     # Only needed if there is a remote.
+    from fxpool.codecache import remote
     from fxpool.codecache.bundle.authentication import Keyring
-    from fxpool.codecache.remote import addresses
     from fxpool.codecache.remote.level import RemoteLevel
 
     if settings.remote_key_file is None:
         raise ConfigurationError(
-            f"the remote cache {addresses.shown(place)} cannot be trusted without a key",
+            f"the remote cache {remote.shown(place)} cannot be trusted without a key",
             remedy="create a key with `fxpool cache key FILE` on one machine, copy it to the others, and set "
             "FXPOOL_REMOTE_KEY_FILE=FILE",
         )
     return RemoteLevel(
-        lambda seconds: addresses.connect(place, seconds),
+        lambda seconds: remote.connect(place, seconds),
         Keyring.load(settings.remote_key_file),
         delay=settings.remote_timeout,
         read_only=settings.remote_use == "read-only",

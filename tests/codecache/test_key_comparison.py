@@ -19,7 +19,7 @@ from fxpool.codecache.key.key import GraphKey
 from fxpool.codecache.store.entry import Entry, Metadata, Origin
 
 EMPTY: dict[str, Any] = {
-    **dict.fromkeys(ORDER, {}), "graph": b"", "inputs": b"", "shapes": [], "ambient": {"environment": {}}
+    **{name: {} for name in ORDER}, "graph": b"", "inputs": b"", "shapes": [], "ambient": {"environment": {}}
 }  # fmt: skip
 
 

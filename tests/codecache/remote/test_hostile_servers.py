@@ -17,8 +17,9 @@ import remote_servers
 from remote_servers import answers, closes_at_once, cut_short, floods, free_port, hangs, misbehaving
 
 from fxpool import counters
+from fxpool.codecache import remote
 from fxpool.codecache.bundle.authentication import KEY_BYTES, Keyring
-from fxpool.codecache.remote import addresses, breaker, pending
+from fxpool.codecache.remote import breaker, pending
 from fxpool.codecache.remote.level import RemoteLevel
 from fxpool.codecache.store.entry import Entry
 from fxpool.codecache.store.store import LocalStore
@@ -41,7 +42,7 @@ def counted() -> dict[str, int]:
 
 @contextlib.contextmanager
 def level_of(address: str, **settings: Any) -> Iterator[RemoteLevel]:
-    level = RemoteLevel(lambda seconds: addresses.connect(address, seconds), RING, **{"delay": DELAY, **settings})
+    level = RemoteLevel(lambda seconds: remote.connect(address, seconds), RING, **{"delay": DELAY, **settings})
     try:
         yield level
     finally:
@@ -237,14 +238,14 @@ ENDS = """
 import sys
 from fxpool.codecache.bundle.authentication import Keyring
 from fxpool.codecache.store.entry import Entry
-from fxpool.codecache.remote import addresses
+from fxpool.codecache import remote
 from fxpool.codecache.remote.level import RemoteLevel
 from fxpool.codecache.store.store import LocalStore
 
 address, root, key = sys.argv[1:]
 store = LocalStore(root)
 entry = store.publish(Entry(key=key), {"result": b"code"})
-level = RemoteLevel(lambda seconds: addresses.connect(address, seconds), Keyring([bytes(32)]), delay=60.0)
+level = RemoteLevel(lambda seconds: remote.connect(address, seconds), Keyring([bytes(32)]), delay=60.0)
 level.uploads.offer(store.root, entry.key, entry.name)
 """
 

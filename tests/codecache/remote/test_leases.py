@@ -17,7 +17,8 @@ import pytest
 from remote_servers import answers, hangs, misbehaving, redis_and_s3, redis_server
 
 from fxpool import counters
-from fxpool.codecache.remote import addresses, leases, values
+from fxpool.codecache import remote
+from fxpool.codecache.remote import leases, values
 from fxpool.codecache.remote.breaker import Breaker
 from fxpool.codecache.remote.client import Client, Deadline, RemoteError
 from fxpool.codecache.remote.leases import Lease, Leases
@@ -46,7 +47,7 @@ def connect(request: pytest.FixtureRequest, servers: dict[str, str]) -> Callable
 
         with redis.Redis.from_url(address) as client:
             client.flushall()
-    return lambda: addresses.connect(address, DELAY)
+    return lambda: remote.connect(address, DELAY)
 
 
 def deadline() -> Deadline:
@@ -135,7 +136,7 @@ def test_a_lease_stays_the_parent_s_after_a_fork(servers: dict[str, str]) -> Non
     address = servers["redis"]
 
     def connect(seconds: float) -> Client:
-        return addresses.connect(address, seconds)
+        return remote.connect(address, seconds)
 
     with contextlib.closing(connect(DELAY)) as other:
         made = Leases(connect, Breaker(DELAY), threading.Lock(), lambda _: False, DELAY)
@@ -167,7 +168,7 @@ def test_a_redis_without_the_rights_for_leases_stays_in_use(tmp_path: Path) -> N
         address = url.replace("unix://", "unix://old:secret@")
         breaker = Breaker(DELAY)
         made = Leases(
-            lambda seconds: addresses.connect(address, seconds), breaker, threading.Lock(), lambda _: False, DELAY
+            lambda seconds: remote.connect(address, seconds), breaker, threading.Lock(), lambda _: False, DELAY
         )
         _, lease = made.wait(KEY, lambda: None, 0.0)
         assert lease is not None
@@ -390,7 +391,7 @@ def test_a_server_that_gives_no_leases_costs_one_delay(behaviour: str) -> None:
     with misbehaving(acts[behaviour]) as server:
         address = f"redis://127.0.0.1:{server.port}/0"
         made = Leases(
-            lambda seconds: addresses.connect(address, seconds), Breaker(0.5), threading.Lock(), lambda _: False, 0.5
+            lambda seconds: remote.connect(address, seconds), Breaker(0.5), threading.Lock(), lambda _: False, 0.5
         )
         start = time.monotonic()
         results = [made.wait(KEY, nothing, 2.0) for _ in range(4)]

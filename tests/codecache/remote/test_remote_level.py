@@ -15,8 +15,9 @@ import pytest
 from remote_servers import redis_and_s3
 
 from fxpool import counters
+from fxpool.codecache import remote
 from fxpool.codecache.bundle.authentication import KEY_BYTES, Keyring
-from fxpool.codecache.remote import addresses, pending, uploads, values
+from fxpool.codecache.remote import pending, uploads, values
 from fxpool.codecache.remote.client import Client, Deadline, RemoteError
 from fxpool.codecache.remote.level import RemoteLevel
 from fxpool.codecache.store.blobs import BlobRef
@@ -51,7 +52,7 @@ def connect(request: pytest.FixtureRequest, servers: dict[str, str]) -> Connect:
         import redis
 
         redis.Redis.from_url(address).flushall()
-    return lambda seconds: addresses.connect(address, seconds)
+    return lambda seconds: remote.connect(address, seconds)
 
 
 @pytest.fixture
@@ -251,7 +252,7 @@ def test_an_entry_whose_blob_the_server_has_removed_is_a_miss_until_it_is_upload
 
     server = redis.Redis.from_url(servers["redis"])
     server.flushall()
-    level = levels(functools.partial(addresses.connect, servers["redis"]))
+    level = levels(functools.partial(remote.connect, servers["redis"]))
     entry = uploaded(level, store, published(store))
     assert server.delete(values.blob_name(entry.blobs["kernels"])) == 1
     assert level.find([KEY], any_fits) is None and level.state == "closed"
@@ -271,7 +272,7 @@ def test_an_index_of_nonsense_leads_to_nothing(
     server = redis.Redis.from_url(servers["redis"])
     server.flushall()
     server.sadd(values.entry_index(KEY), "../../etc/passwd", b"\xff\xfe", "x" * 200, "ab" * 32)
-    level = levels(functools.partial(addresses.connect, servers["redis"]))
+    level = levels(functools.partial(remote.connect, servers["redis"]))
     assert level.find([KEY], any_fits) is None and level.state == "closed"
     server.set(values.entry_index(OTHER_KEY), "not even a set")
     assert level.find([OTHER_KEY], any_fits) is None and level.state == "open"
@@ -298,7 +299,7 @@ def test_at_most_64_entries_of_a_key_are_read(servers: dict[str, str], levels: C
     server.flushall()
     server.sadd(values.entry_index(KEY), *(hashlib.sha256(bytes([number])).hexdigest() for number in range(100)))
     server.config_resetstat()
-    assert levels(functools.partial(addresses.connect, servers["redis"])).find([KEY], any_fits) is None
+    assert levels(functools.partial(remote.connect, servers["redis"])).find([KEY], any_fits) is None
     assert server.info("commandstats")["cmdstat_getrange"]["calls"] == 64
     server.close()
 
@@ -313,8 +314,8 @@ def test_a_server_that_refuses_writes_is_read(
     server.flushall()
     server.acl_setuser("reader", enabled=True, reset=True, passwords=["+secret"], keys=["*"], categories=["+@read"])
     as_reader = f"{address.replace('unix://', 'unix://reader:secret@')}"
-    uploaded(levels(functools.partial(addresses.connect, address)), store, published(store))
-    reader = levels(functools.partial(addresses.connect, as_reader))
+    uploaded(levels(functools.partial(remote.connect, address)), store, published(store))
+    reader = levels(functools.partial(remote.connect, as_reader))
     assert reader.find([KEY], any_fits) is not None
     uploaded(reader, store, published(store, OTHER_KEY))
     assert reader.find([KEY], any_fits) is not None and reader.state == "closed"
@@ -329,14 +330,14 @@ def test_what_is_not_uploaded_at_the_end_is_left_to_the_next_process(
     import redis
 
     redis.Redis.from_url(servers["redis"]).flushall()
-    nobody = levels(lambda seconds: addresses.connect("redis://127.0.0.1:1/0", seconds))
+    nobody = levels(lambda seconds: remote.connect("redis://127.0.0.1:1/0", seconds))
     entries = [published(store), published(store, OTHER_KEY)]
     for entry in entries:
         nobody.uploads.offer(store.root, entry.key, entry.name)
     nobody.close()
     assert sorted(pending.listed(store.root)) == sorted((entry.key, entry.name) for entry in entries)
     assert counted()["postponed"] == 2
-    level = levels(functools.partial(addresses.connect, servers["redis"]))
+    level = levels(functools.partial(remote.connect, servers["redis"]))
     uploaded(level, store, published(store, hashlib.sha256(b"a third").hexdigest()))
     assert pending.listed(store.root) == [] and counted()["writes"] == 3
     assert level.find([KEY], any_fits) is not None
@@ -359,7 +360,7 @@ def test_a_long_queue_is_marked_too(
     levels: Callable[..., RemoteLevel], store: LocalStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(uploads, "MOST_WAITING", 1)
-    nobody = levels(lambda seconds: addresses.connect("redis://127.0.0.1:1/0", seconds))
+    nobody = levels(lambda seconds: remote.connect("redis://127.0.0.1:1/0", seconds))
     first, second = published(store), published(store, OTHER_KEY)
     nobody.uploads._waiting.append((store.root, first.key, first.name))
     nobody.uploads.offer(store.root, second.key, second.name)
@@ -382,7 +383,7 @@ def test_a_forked_child_has_connections_of_its_own(
     import redis
 
     redis.Redis.from_url(servers["redis"]).flushall()
-    connect = functools.partial(addresses.connect, servers["redis"])
+    connect = functools.partial(remote.connect, servers["redis"])
     level = levels(connect)
     uploaded(level, store, published(store))
     child = os.fork()
@@ -399,13 +400,13 @@ def test_a_forked_child_has_connections_of_its_own(
 
 
 def test_a_child_of_who_has_used_obstore_does_without(servers: dict[str, str]) -> None:
-    client = addresses.connect(servers["s3"], DELAY)
+    client = remote.connect(servers["s3"], DELAY)
     assert client.get("nothing", 10, Deadline(DELAY)) is None
     child = os.fork()
     if child == 0:
         code = 1
         try:
-            addresses.connect(servers["s3"], DELAY).get("nothing", 10, Deadline(DELAY))
+            remote.connect(servers["s3"], DELAY).get("nothing", 10, Deadline(DELAY))
         except RemoteError as error:
             code = 0 if error.reason == "forked" else 3
         finally:
@@ -414,7 +415,7 @@ def test_a_child_of_who_has_used_obstore_does_without(servers: dict[str, str]) -
 
 
 def test_a_bucket_that_does_not_exist(servers: dict[str, str], levels: Callable[..., RemoteLevel]) -> None:
-    connect = functools.partial(addresses.connect, "s3://no-such-bucket/x")
+    connect = functools.partial(remote.connect, "s3://no-such-bucket/x")
     level = levels(connect)
     assert level.find([KEY], any_fits) is None
     assert counted() == {"error:answer": 1, "left_alone": 1}
@@ -429,7 +430,7 @@ def test_the_key_is_in_no_value_name_or_log(
 
     server = redis.Redis.from_url(servers["redis"])
     server.flushall()
-    connect = functools.partial(addresses.connect, servers["redis"])
+    connect = functools.partial(remote.connect, servers["redis"])
     secret, other = os.urandom(KEY_BYTES), os.urandom(KEY_BYTES)
     with caplog.at_level(logging.DEBUG):
         entry = uploaded(levels(connect, Keyring([secret])), store, published(store))
@@ -462,7 +463,7 @@ def test_a_server_that_grants_only_the_documented_rights_is_used(
 
     def level_of(name: str) -> RemoteLevel:
         address = servers["redis"].replace("unix://", f"unix://{name}:secret@")
-        return levels(functools.partial(addresses.connect, address))
+        return levels(functools.partial(remote.connect, address))
 
     entry = uploaded(level_of("writer"), store, published(store))
     assert (found := level_of("reader").find([KEY], any_fits)) is not None and found.entry == entry
@@ -478,7 +479,7 @@ def test_a_server_that_grants_only_the_documented_rights_is_used(
     ],
 )
 def test_what_is_shown_of_an_address_has_no_secret(address: str, shown: str) -> None:
-    assert addresses.shown(address) == shown
+    assert remote.shown(address) == shown
 
 
 @pytest.mark.parametrize(("address", "extra"), [("redis://host", "redis"), ("s3://bucket", "s3")])
@@ -490,7 +491,7 @@ def test_a_missing_package_is_named(address: str, extra: str, monkeypatch: pytes
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(ConfigurationError, match=rf"pip install 'fxpool\[{extra}\]'"):
-        addresses.connect(address, 1.0)
+        remote.connect(address, 1.0)
 
 
 @pytest.mark.parametrize("address", ["redis://host:port/0", "redis://host:6379/zero?db=many"])
@@ -498,7 +499,7 @@ def test_an_address_that_the_client_does_not_take(address: str) -> None:
     from fxpool.errors import ConfigurationError
 
     with pytest.raises(ConfigurationError, match="not the address of a remote cache"):
-        addresses.connect(address, 1.0)
+        remote.connect(address, 1.0)
 
 
 def test_a_digest_is_compared_with_the_content(
