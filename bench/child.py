@@ -1,18 +1,31 @@
-"""Processes that the benchmarks need beside `fxpool.bench.demo.child`; each prints one line of JSON.
+"""Processes of the benchmarks that compile; each command prints one line of JSON.
 
 python bench/child.py prime --backend B                 compile a trivial graph: leaves what is known about
                                                         processor and compiler in the cache directories
+python bench/child.py first --what train --backend B    seconds of the first call of GPT-2; with --background
+                                                        fxpool compiles in the background
+python bench/child.py served --what train --backend B   the same; a server is running
+python bench/child.py edited --what infer --backend B   the same for another head, after the model itself was compiled
 python bench/child.py steady --what mlp --backend B     seconds per call once compiled
 python bench/child.py inside --backend B                seconds in the backend, Dynamo's tracing left out
-python bench/child.py served --what train --backend B   seconds of the first call; a server is running
-python bench/child.py edited --what infer --backend B   the same for another head, after the model itself was compiled
 python bench/child.py hit --backend fxpool              seconds from a graph of 600 nodes to its entry
 python bench/child.py ready --backend fxpool            a graph as first compile after warming up, over it as second
+python bench/child.py use --backend fxpool              seconds until a call has run code compiled in the background, a
+                                                        server running; with --backend fxpool-waiting of the first call
+                                                        that waits for its worker
+python bench/child.py graphs --backend B                seconds until sixteen graphs of one call are compiled in the
+                                                        background and one call has used them all
+python bench/child.py small --operator none --backend B graphs of torch's operators alone, one after another; with
+                                                        --operator slow of an operator from a module that takes 4 s to
+                                                        import (--backend fxpool-quick: from one that takes none); with
+                                                        --served a server is running
+python bench/child.py custom --operator proven --backend B   a training step of blocks with a custom operator, whose
+                                                        backward is proven (AOTAutograd is skipped, or runs in a
+                                                        worker) or listed (it runs in this process)
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -22,95 +35,52 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-import psutil
-
-from fxpool.bench.demo.child import SIZES, LoweringCounter, build, measure
-from fxpool.pool import JobSpec
+from commands import run
+from models import Size, Step, build, call, compiled, counting, facts, first_call
 
 WARM_UP = 20  # calls; guards, allocator and threads have settled by then
 QUIET_SECONDS, WARM_SECONDS = 0.5, 120.0  # in which a warm zygote uses no processor time; within which it is warm
 TOTAL_SECONDS, PRECISION = 4.0, 1e-3
+LIMIT_SECONDS = 600.0
+GRAPHS, SMALL_GRAPHS, ROUNDS = 16, 8, 21
 
 
-def steady(what: str, backend: str, size: str) -> dict[str, Any]:
-    counter = LoweringCounter()
-    counter.install()
+def prime(backend: str) -> dict[str, Any]:
     import torch
 
-    torch.manual_seed(0)
-    if what == "gpt2":
-        model: Any = build("gpt2", size).eval()
-        inputs = torch.randint(0, 1000, (2, 64))
-    else:
-        # Every layer is a few microseconds of work, so that what surrounds the kernels shows.
-        layers = [
-            torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.LayerNorm(64), torch.nn.GELU()) for _ in range(16)
-        ]
-        model = torch.nn.Sequential(*layers).eval()
-        inputs = torch.randn(8, 64)
-    compiled = torch.compile(model, backend=backend)
+    # Elementwise and long enough to be vectorised: that is what asks for the processor's instruction sets.
     with torch.no_grad():
-        first, reference = compiled(inputs), model(inputs)
-        lowered = counter.count
-        if what == "gpt2":
-            first, reference = first.logits, reference.logits
-        difference = float((first - reference).abs().max())
-        seconds = per_call(lambda: compiled(inputs))
-    stats = None
-    if backend == "fxpool":
-        import fxpool
+        torch.compile(lambda x: torch.sin(x) + 1, backend=backend)(torch.randn(4096))
+    if backend == "fxpool":  # which precompiles the header when the graph is there already
+        headers = Path(os.environ["FXPOOL_CACHE_DIR"]) / "toolchain" / "headers"
+        end = time.monotonic() + 120
+        while not list(headers.glob("*.json")) and time.monotonic() < end:
+            time.sleep(0.1)
+        # A known host is one where no graph is.
+        from fxpool.codecache.store.store import LocalStore
 
-        stats = fxpool.stats()
-    return {"call_seconds": seconds, "difference": difference, "graph_lowerings": lowered, "stats": stats}
-
-
-def per_call(call: Callable[[], object]) -> float:
-    """Return the median seconds of one call, while nothing else of fxpool's runs on this host."""
-    import fxpool
-
-    return fxpool.measure(call, seconds=TOTAL_SECONDS, precision=PRECISION, warm_up=WARM_UP).median
+        LocalStore(os.environ["FXPOOL_CACHE_DIR"]).clear()
+    return {}
 
 
-def inside(backend: str, size: str) -> dict[str, Any]:
-    import torch
-
-    torch.manual_seed(0)
-    model = build("gpt2", size).eval()
-    spent: list[float] = []
-
-    def timed(gm: Any, inputs: Any) -> Any:
-        start = time.perf_counter()
-        compiled = torch._dynamo.lookup_backend(backend)(gm, inputs)
-        spent.append(time.perf_counter() - start)
-        return compiled
-
-    with torch.no_grad():
-        torch.compile(model, backend=timed)(torch.randint(0, 1000, (2, 64)))
-    return {"backend_seconds": sum(spent), "graphs": len(spent)} | _witness(backend)
+def first(what: Step, backend: str, size: Size, background: bool = False) -> dict[str, Any]:
+    return first_call("gpt2", what, backend, size, background=background)
 
 
-def _witness(backend: str) -> dict[str, Any]:
-    if backend != "fxpool":
-        return {}
-    import fxpool
-
-    return {"stats": fxpool.stats()}
-
-
-def served(what: str, backend: str, size: str) -> dict[str, Any]:
+def served(what: Step, backend: str, size: Size) -> dict[str, Any]:
     if backend == "fxpool":
         wait_for_server()
-    return measure("gpt2", what, backend, size)
+    return first_call("gpt2", what, backend, size)
 
 
-def edited(what: str, backend: str, size: str) -> dict[str, Any]:
+def edited(what: Step, backend: str, size: Size) -> dict[str, Any]:
     command = [sys.executable, __file__, "served", "--what", what, "--backend", backend, "--size", size]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     if backend == "fxpool":
         wait_for_server()
-    return measure("gpt2", what, backend, size, edit=_cap_logits)
+    return first_call("gpt2", what, backend, size, edit=_cap_logits)
 
 
 def _cap_logits(model: Any) -> None:
@@ -128,19 +98,80 @@ def _cap_logits(model: Any) -> None:
     model.lm_head = Capped(model.lm_head)
 
 
-def wait_for_server() -> None:
-    """Return when this host's server runs and its zygote is warm."""
+def started_pool() -> Any:
+    """Return this process's pool when its zygote answers, as it does after its warm-up in idle time."""
     from fxpool.lowering.core.runtime import runtime
+    from fxpool.pool import JobSpec
 
     pool = runtime.pool()
     pool.start(wait=True)
+    time.sleep(0.5)  # it begins to warm up when there is nothing else to do
     pool.submit("builtins:bytes", b"", JobSpec(label="nothing")).result()
+    return pool
+
+
+def wait_for_server() -> None:
+    """Return when this host's server runs and its zygote is warm."""
+    import psutil
+
+    pool = started_pool()
     zygote = psutil.Process(pool.status()["zygote"]["pid"])
     # It warms up step by step whenever it is idle, and then uses no more processor time.
     used, until = -1.0, time.monotonic() + WARM_SECONDS
     while (now := sum(zygote.cpu_times()[:2])) > used + 0.02 and time.monotonic() < until:
         used = now
         time.sleep(QUIET_SECONDS)
+
+
+def steady(what: Literal["mlp", "gpt2"], backend: str, size: Size) -> dict[str, Any]:
+    """Measure calls of a compiled function, while nothing else of fxpool's runs on this host."""
+    counter = counting()
+    import torch
+
+    import fxpool
+
+    torch.manual_seed(0)
+    if what == "gpt2":
+        model: Any = build("gpt2", size).eval()
+        inputs = torch.randint(0, 1000, (2, 64))
+    else:
+        # Every layer is a few microseconds of work, so that what surrounds the kernels shows.
+        layers = [
+            torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.LayerNorm(64), torch.nn.GELU()) for _ in range(16)
+        ]
+        model = torch.nn.Sequential(*layers).eval()
+        inputs = torch.randn(8, 64)
+    function = torch.compile(model, backend=backend)
+    with torch.no_grad():
+        first, reference = function(inputs), model(inputs)
+        lowered = counter.count
+        if what == "gpt2":
+            first, reference = first.logits, reference.logits
+        call = partial(function, inputs)
+        seconds = fxpool.measure(call, seconds=TOTAL_SECONDS, precision=PRECISION, warm_up=WARM_UP).median
+    return {"call_seconds": seconds, "difference": _apart(first, reference)} | facts(backend, lowered)
+
+
+def inside(backend: str, size: str) -> dict[str, Any]:
+    import torch
+
+    torch.manual_seed(0)
+    model = build("gpt2", size).eval()
+    spent: list[float] = []
+
+    def timed(gm: Any, inputs: Any) -> Any:
+        start = time.perf_counter()
+        compiled = torch._dynamo.lookup_backend(backend)(gm, inputs)
+        spent.append(time.perf_counter() - start)
+        return compiled
+
+    with torch.no_grad():
+        torch.compile(model, backend=timed)(torch.randint(0, 1000, (2, 64)))
+    return {"backend_seconds": sum(spent), "graphs": len(spent)} | _stats(backend)
+
+
+def _stats(backend: str) -> dict[str, Any]:
+    return {"stats": facts(backend, 0)["stats"]} if backend == "fxpool" else {}
 
 
 def hit() -> dict[str, Any]:
@@ -190,10 +221,7 @@ def hit() -> dict[str, Any]:
         torch.compile(model, backend="fxpool")(input_ids=tokens)
         torch._dynamo.reset()
         torch.compile(model, backend=backend)(input_ids=tokens)
-    return report | _witness("fxpool")
-
-
-ROUNDS = 21
+    return report | _stats("fxpool")
 
 
 def _median(call: Callable[[], object]) -> float:
@@ -262,47 +290,142 @@ def _in_a_fork(measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     return report
 
 
-def prime(backend: str) -> dict[str, Any]:
+def use(backend: str, size: str) -> dict[str, Any]:
+    counter = counting()
     import torch
 
-    # Elementwise and long enough to be vectorised: that is what asks for the processor's instruction sets.
+    import fxpool
+
+    started_pool()
+    torch.manual_seed(0)
+    model = build("gpt2", size).eval()
+    tokens = torch.randint(0, 1000, (2, 64))
+    expected = call(model, tokens, "infer")
+    start = time.perf_counter()
+    function = compiled(model, backend)
+    result = call(function, tokens, "infer")
+    if backend == "fxpool":
+        # Calls meanwhile would take the cores from the compile: here they are left to it, as by a program that waits.
+        fxpool.wait(LIMIT_SECONDS)
+        result = call(function, tokens, "infer")
+        if not all(one["compiled_calls"] for one in fxpool.wait(0)):
+            raise RuntimeError(f"not in use: {fxpool.wait(0)}")
+    seconds = time.perf_counter() - start
+    return {"use_seconds": seconds, "difference": _apart(result, expected)} | facts("fxpool", counter.count)
+
+
+def graphs(backend: str) -> dict[str, Any]:
+    counter = counting()
+    import torch
+
+    torch.manual_seed(0)
+    blocks = [
+        torch.nn.Sequential(
+            torch.nn.LayerNorm(64), torch.nn.Linear(64, width), torch.nn.GELU(), torch.nn.Linear(width, 64)
+        ).eval()
+        for width in range(64, 64 + 16 * GRAPHS, 16)
+    ]
+    space: dict[str, Any] = {"torch": torch, "blocks": blocks}
+    lines = [
+        f"    x = x + blocks[{number}](x).softmax(-1)\n    torch._dynamo.graph_break()\n" for number in range(GRAPHS)
+    ]
+    exec("def model(x):\n" + "".join(lines) + "    return x\n", space)
+    model, x = space["model"], torch.randn(32, 64)
     with torch.no_grad():
-        torch.compile(lambda x: torch.sin(x) + 1, backend=backend)(torch.randn(4096))
-    if backend == "fxpool":  # which precompiles the header when the graph is there already
-        headers = Path(os.environ["FXPOOL_CACHE_DIR"]) / "toolchain" / "headers"
-        end = time.monotonic() + 120
-        while not list(headers.glob("*.json")) and time.monotonic() < end:
-            time.sleep(0.1)
-        # A known host is one where no graph is.
-        from fxpool.codecache.store.store import LocalStore
+        expected = model(x)
+        start = time.perf_counter()
+        function = compiled(model, backend)
+        result = function(x)
+        if backend == "fxpool":
+            import fxpool
 
-        LocalStore(os.environ["FXPOOL_CACHE_DIR"]).clear()
-    return {}
+            fxpool.wait(LIMIT_SECONDS)
+        result = function(x)
+        seconds = time.perf_counter() - start
+    report = facts(backend, counter.count)
+    if backend == "fxpool":
+        background = report["stats"]["background"]
+        if [one["compiled_calls"] for one in background] != [1] * GRAPHS:
+            raise RuntimeError(f"not {GRAPHS} graphs in use: {background}")
+    return {"graphs_seconds": seconds, "difference": _apart(result, expected)} | report
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = parser.add_subparsers(dest="command", required=True)
-    for name in ("prime", "steady", "inside", "served", "edited", "hit", "ready"):
-        command = commands.add_parser(name)
-        command.add_argument("--backend", required=True)
-        if name in ("steady", "served", "edited"):
-            whats = ("mlp", "gpt2") if name == "steady" else ("infer", "train")
-            command.add_argument("--what", choices=whats, required=True)
-        if name not in ("prime", "hit"):
-            command.add_argument("--size", choices=SIZES, default="full")
-    chosen = parser.parse_args()
-    results: dict[str, Callable[[], dict[str, Any]]] = {
-        "prime": lambda: prime(chosen.backend),
-        "steady": lambda: steady(chosen.what, chosen.backend, chosen.size),
-        "inside": lambda: inside(chosen.backend, chosen.size),
-        "served": lambda: served(chosen.what, chosen.backend, chosen.size),
-        "edited": lambda: edited(chosen.what, chosen.backend, chosen.size),
-        "hit": hit,
-        "ready": lambda: ready(chosen.size),
+def _apart(result: Any, expected: Any) -> float:
+    return float((result - expected).abs().max())
+
+
+def small(backend: str, operator: Literal["none", "slow"], served: bool = False) -> dict[str, Any]:
+    """Return the median seconds of the first calls of all graphs but the first, with torch imported."""
+    counter = counting()
+    import torch
+
+    scaled = _operator(operator, quick=backend.endswith("-quick"))
+    backend = backend.removesuffix("-quick")
+    if served and backend == "fxpool":
+        wait_for_server()
+    torch.manual_seed(0)
+    seconds: list[float] = []
+    difference = 0.0
+    for number in range(SMALL_GRAPHS):
+
+        def function(x: torch.Tensor, weight: torch.Tensor, number: int = number) -> torch.Tensor:
+            hidden = scaled(torch.nn.functional.gelu(x @ weight), 0.5) + number
+            return torch.nn.functional.layer_norm(hidden, hidden.shape[-1:]).softmax(-1).sum(0)
+
+        width = 32 + 8 * number
+        inputs = torch.randn(16, width), torch.randn(width, width)
+        torch._dynamo.reset()
+        start = time.perf_counter()
+        result = torch.compile(function, backend=backend)(*inputs)
+        seconds.append(time.perf_counter() - start)
+        difference = max(difference, float((result - function(*inputs)).abs().max()))
+    return {
+        "graph_seconds": statistics.median(seconds[1:]),
+        "seconds": seconds,
+        "difference": difference,
+        **facts(backend, counter.count),
     }
-    print(json.dumps(results[chosen.command](), default=str), flush=True)
+
+
+def _operator(name: str, *, quick: bool) -> Callable[[Any, float], Any]:
+    if name == "none":
+        return lambda x, factor: x * factor
+    if quick:
+        from scaled_ops import OPERATORS
+    else:
+        from slow_ops import OPERATORS
+    operator: Callable[[Any, float], Any] = OPERATORS["proven"]
+    return operator
+
+
+def custom(backend: str, operator: Literal["proven", "listed"]) -> dict[str, Any]:
+    """Return the seconds from `torch.compile` to the end of the first backward, with torch imported."""
+    counter = counting()
+    import torch
+    from scaled_ops import OPERATORS
+
+    class Block(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.norm = torch.nn.Linear(64, 64), torch.nn.LayerNorm(64)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            scaled: torch.Tensor = OPERATORS[operator](torch.nn.functional.gelu(self.linear(x)), 0.5)
+            return x + self.norm(scaled)
+
+    torch.manual_seed(0)
+    model, x = torch.nn.Sequential(*(Block() for _ in range(6))), torch.randn(8, 64)
+    start = time.perf_counter()
+    compiled = torch.compile(model, backend=backend)
+    compiled(x).square().mean().backward()
+    seconds = time.perf_counter() - start
+    lowered, ours = counter.count, [parameter.grad.clone() for parameter in model.parameters()]
+    model.zero_grad()
+    model(x).square().mean().backward()
+    theirs = [parameter.grad for parameter in model.parameters()]
+    difference = max(float((a - b).abs().max()) for a, b in zip(ours, theirs, strict=True))
+    return {"first_call_seconds": seconds, "difference": difference} | facts(backend, lowered)
 
 
 if __name__ == "__main__":
-    main()
+    run(prime, first, served, edited, steady, inside, hit, ready, use, graphs, small, custom)

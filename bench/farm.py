@@ -33,8 +33,7 @@ from typing import Any
 
 from farm_machines import entries, local_farm
 from farm_simulation import ASSUMPTIONS, LENGTHS, LENGTHS_FROM, POLICIES, Scenario, simulated
-
-from fxpool.bench.demo.processes import ChildError, orderly_end
+from harness.children import ChildError, orderly_end
 
 TESTS = Path(__file__).parents[1] / "tests"
 #: Seconds by which a job on the farm may take longer than one at home, in the median.

@@ -17,7 +17,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from fxpool.bench.demo.processes import child_environment, run_child
+from harness.children import Children
+
+from fxpool.bench.environment import child_environment
 from fxpool.codecache.store import layout
 from fxpool.codecache.store.store import LocalStore
 
@@ -74,7 +76,8 @@ class LocalFarm:
 
     def child(self, command: str, environment: Mapping[str, str], **arguments: Any) -> dict[str, Any]:
         """Return the report of a process of `farm_child`. Raises ChildError."""
-        return run_child([CHILD, command, json.dumps({"farm": self.address, **arguments})], environment, command)
+        order = json.dumps({"farm": self.address, **arguments})
+        return Children().result([CHILD, command, order], environment, command)
 
 
 @contextlib.contextmanager

@@ -14,7 +14,6 @@ python bench/pool_child.py footprint --backend fxpool       memory and CPU of an
 
 from __future__ import annotations
 
-import argparse
 import json
 import operator
 import os
@@ -27,24 +26,24 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from child import started_pool
+from commands import run
+from models import Size, Step, build, first_call
+
 JOBS = 2000
 FORKED_JOBS = 200
 IDLE_SECONDS = 10.0
 
 
-def one(what: str, size: str, backend: str) -> None:
+def one(size: Size, backend: str, what: Step = "infer") -> dict[str, Any]:
     """A process of `together`: says that it is ready, waits for a line, measures its first call."""
-    from fxpool.bench.demo.child import build
-
     build("gpt2", "small")  # what the model needs is imported before the clock starts
     print("ready", flush=True)
     sys.stdin.readline()
-    from fxpool.bench.demo.child import measure
-
-    print(json.dumps(measure("gpt2", what, backend, size), default=str), flush=True)
+    return first_call("gpt2", what, backend, size)
 
 
-def together(count: int, what: str, size: str, backend: str) -> dict[str, Any]:
+def together(count: int, size: Size, backend: str, what: Step = "infer") -> dict[str, Any]:
     eager, _ = _at_once(count, what, size, "eager")
     seconds, results = _at_once(count, what, size, backend)
     stats = [result["stats"] for result in results if result["stats"]]
@@ -62,7 +61,7 @@ def together(count: int, what: str, size: str, backend: str) -> dict[str, Any]:
     }
 
 
-def _at_once(count: int, what: str, size: str, backend: str) -> tuple[float, list[dict[str, Any]]]:
+def _at_once(count: int, what: str, size: Size, backend: str) -> tuple[float, list[dict[str, Any]]]:
     """Seconds from the moment all may begin until the last has had its first call; and what each measured."""
     environment = {**os.environ, "FXPOOL_POOL": "host", "FXPOOL_IDLE_TIMEOUT": "1"}
     command = [sys.executable, __file__, "one", "--what", what, "--size", size, "--backend", backend]
@@ -110,20 +109,16 @@ def roundtrip(backend: str) -> dict[str, Any]:
             return _times(lambda: theirs.submit(operator.add, 1, 1).result(), JOBS)
         finally:
             theirs.shutdown()
-    from fxpool.lowering.core.runtime import runtime
     from fxpool.pool import JobSpec
 
-    pool = runtime.pool()
-    _settle(pool)
+    pool = started_pool()
     return _times(lambda: pool.submit("builtins:bytes", b"", JobSpec(label="empty", reuse=True)).result(), JOBS)
 
 
 def fork() -> dict[str, Any]:
-    from fxpool.lowering.core.runtime import runtime
     from fxpool.pool import JobSpec
 
-    pool = runtime.pool()
-    _settle(pool)
+    pool = started_pool()
     forks = []
 
     def call() -> None:
@@ -145,23 +140,12 @@ def _times(call: Callable[[], object], count: int) -> dict[str, Any]:
     return {"p50_seconds": statistics.median(seconds), "p99_seconds": statistics.quantiles(seconds, n=100)[98]}
 
 
-def _settle(pool: Any) -> None:
-    """Until the zygote has done what it does in its idle time."""
-    pool.start(wait=True)
-    time.sleep(0.5)
-    from fxpool.pool import JobSpec
-
-    pool.submit("builtins:bytes", b"", JobSpec(label="nothing")).result()
-
-
-def footprint(size: str) -> dict[str, Any]:
+def footprint(size: Size) -> dict[str, Any]:
     import psutil
 
-    from fxpool.lowering.core.runtime import runtime
     from fxpool.pool.host import memory
 
-    pool = runtime.pool()
-    _settle(pool)
+    pool = started_pool()
     facts = pool.status()
     pids = [facts["server_pid"], facts["zygote"]["pid"]]
     before = [psutil.Process(pid).cpu_times() for pid in pids]
@@ -180,10 +164,8 @@ def footprint(size: str) -> dict[str, Any]:
 
     watcher = threading.Thread(target=watch)
     watcher.start()
-    from fxpool.bench.demo.child import measure
-
     try:
-        result = measure("gpt2", "infer", "fxpool", size)
+        result = first_call("gpt2", "infer", "fxpool", size)
     finally:
         over.set()
         watcher.join()
@@ -191,9 +173,7 @@ def footprint(size: str) -> dict[str, Any]:
         "idle_megabytes": idle_bytes / 2**20,
         "idle_cpu": busy / IDLE_SECONDS,
         "worker_megabytes": max(peaks.values(), default=0) / 2**20,
-        "difference": result["difference"],
-        "graph_lowerings": result["graph_lowerings"],
-        "stats": result["stats"],
+        **result,
     }
 
 
@@ -208,7 +188,7 @@ print("said", flush=True)
 ENDS = 15
 
 
-def ends() -> dict[str, Any]:
+def exit() -> dict[str, Any]:
     def once(number: int, backend: str, mode: str) -> float:
         # A cache of its own: each process compiles.
         place = {"FXPOOL_CACHE_DIR": os.path.join(os.environ["FXPOOL_CACHE_DIR"], f"{mode}-{number}")}
@@ -240,7 +220,7 @@ def ends() -> dict[str, Any]:
     }
 
 
-def killed(size: str) -> dict[str, Any]:
+def killed(size: Size) -> dict[str, Any]:
     from fxpool.lowering.core.runtime import runtime
 
     os.environ["FXPOOL_POOL"] = "host"
@@ -253,20 +233,18 @@ def killed(size: str) -> dict[str, Any]:
     return {"undisturbed_seconds": undisturbed} | delays
 
 
-def _first_call_with(who: str, size: str) -> float:
+def _first_call_with(who: str, size: Size) -> float:
     """Seconds of a cold first call of GPT-2 while `who` is killed as soon as its worker lowers it."""
     import signal
 
     import torch
 
-    from fxpool.bench.demo.child import build
     from fxpool.lowering.core.runtime import runtime
 
     store = runtime.store()
     assert store is not None
     store.clear()
-    pool = runtime.pool()
-    _settle(pool)
+    pool = started_pool()
     done = threading.Event()
 
     def hunt() -> None:
@@ -310,32 +288,5 @@ def _own(pid: int) -> int:
     return sum(int(line.split()[1]) << 10 for line in lines if line.startswith("Private_"))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = parser.add_subparsers(dest="command", required=True)
-    for name in ("one", "together", "roundtrip", "fork", "exit", "killed", "footprint"):
-        command = commands.add_parser(name)
-        command.add_argument("--backend", required=True)
-        if name in ("one", "together"):
-            command.add_argument("--what", choices=("infer", "train"), default="infer")
-        if name in ("one", "together", "killed", "footprint"):
-            command.add_argument("--size", choices=("small", "full"), default="full")
-        if name == "together":
-            command.add_argument("--count", type=int, required=True)
-    chosen = parser.parse_args()
-    if chosen.command == "one":
-        one(chosen.what, chosen.size, chosen.backend)
-        return
-    results: dict[str, Callable[[], Any]] = {
-        "together": lambda: together(chosen.count, chosen.what, chosen.size, chosen.backend),
-        "roundtrip": lambda: roundtrip(chosen.backend),
-        "exit": ends,
-        "killed": lambda: killed(chosen.size),
-        "fork": fork,
-        "footprint": lambda: footprint(chosen.size),
-    }
-    print(json.dumps(results[chosen.command](), default=str), flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    run(one, together, roundtrip, fork, exit, killed, footprint)

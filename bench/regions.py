@@ -181,7 +181,7 @@ def held_bytes(outputs: list[Any], besides: list[Any]) -> int:
 
 
 def child(asked: dict[str, Any]) -> None:
-    from fxpool.bench.demo.child import LoweringCounter
+    from fxpool.bench.witness import LoweringCounter
 
     counter = LoweringCounter()
     counter.install()

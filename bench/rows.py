@@ -25,10 +25,7 @@ __all__ = ["OURS", "ROWS", "STATES", "Row", "Summary", "problem", "select", "sum
 OURS = "fxpool"
 STATES = ("bare", "known host", "warm")
 CHILD = str(Path(__file__).with_name("child.py"))
-ASYNC_CHILD = str(Path(__file__).with_name("async_child.py"))
-CUSTOM_CHILD = str(Path(__file__).with_name("custom_child.py"))
 POOL_CHILD = str(Path(__file__).with_name("pool_child.py"))
-SMALL_CHILD = str(Path(__file__).with_name("small_child.py"))
 
 
 @dataclass(frozen=True)
@@ -54,7 +51,7 @@ class Row:
 
 
 def _first_call(what: str) -> tuple[str, ...]:
-    return ("-m", "fxpool.bench.demo.child", "--model", "gpt2", "--what", what)
+    return (CHILD, "first", "--what", what)
 
 
 _NAMES = {"infer": "inference", "train": "training"}
@@ -81,7 +78,7 @@ ROWS: tuple[Row, ...] = (
             "S5",
             f"GPT-2 {_NAMES[what]}, first call, compiled in the background",
             state,
-            (ASYNC_CHILD, "first", "--what", what),
+            (CHILD, "first", "--background", "--what", what),
             {"inductor": 1.0, "eager": 1.10},
         )
         for what, state in (("infer", "known host"), ("train", "known host"), ("infer", "bare"))
@@ -90,7 +87,7 @@ ROWS: tuple[Row, ...] = (
         "S5",
         "GPT-2 inference, compiled in the background and in use",
         "known host",
-        (ASYNC_CHILD, "use"),
+        (CHILD, "use"),
         {"fxpool-waiting": 1.2},
         "use_seconds",
         server=True,
@@ -136,7 +133,7 @@ ROWS: tuple[Row, ...] = (
         "S11",
         "16 graphs of one call, compiled in the background and in use",
         "known host",
-        (ASYNC_CHILD, "graphs"),
+        (CHILD, "graphs"),
         {"inductor": 0.35},
         "graphs_seconds",
     ),
@@ -145,7 +142,7 @@ ROWS: tuple[Row, ...] = (
             "S14",
             "small graphs, each after the first",
             state,
-            (SMALL_CHILD, "--operator", "none", *more),
+            (CHILD, "small", "--operator", "none", *more),
             {"inductor": 0.7},
             "graph_seconds",
             server=bool(more),
@@ -156,7 +153,7 @@ ROWS: tuple[Row, ...] = (
         "S15",
         "small graphs with an operator of a module that takes 4 s to import, each after the first",
         "known host",
-        (SMALL_CHILD, "--operator", "slow", "--served"),
+        (CHILD, "small", "--operator", "slow", "--served"),
         {"fxpool-quick": 1.15, "inductor": 0.7},
         "graph_seconds",
         server=True,
@@ -202,7 +199,7 @@ ROWS: tuple[Row, ...] = (
             "home",
             f"six blocks with a custom operator, first training step, its backward {proven}",
             "warm",
-            (CUSTOM_CHILD, "--operator", operator),
+            (CHILD, "custom", "--operator", operator),
             {"inductor": goal},
         )
         for operator, proven, goal in (("proven", "proven", 0.5), ("listed", "traced at home", 1.2))

@@ -22,11 +22,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from harness.children import ChildError, Children, orderly_end
 from report import Measured, as_json, machine, markdown, plot, table
 from rich.console import Console
 from rows import CHILD, OURS, ROWS, Row, problem, select, summarise
 
-from fxpool.bench.demo.processes import ChildError, child_environment, orderly_end, run_child
+from fxpool.bench.environment import child_environment
 
 
 class Machine:
@@ -43,10 +44,10 @@ class Machine:
         self._extra = {"TORCHINDUCTOR_COMPILE_THREADS": threads, "FXPOOL_WORKERS": threads, **(settings or {})}
         self._warm_for: Row | None = None
 
-    def run(self, arguments: list[str]) -> dict[str, Any]:
+    def run(self, arguments: list[str], backend: str = "") -> dict[str, Any]:
         self.directory.mkdir(exist_ok=True, mode=0o700)
-        command = [*arguments, "--backend", self.backend]
-        return run_child(command, child_environment(self.directory, self._extra), " ".join(command))
+        command = [*arguments, "--backend", backend or self.backend]
+        return Children().result(command, child_environment(self.directory, self._extra), " ".join(command))
 
     def put_into(self, row: Row, arguments: list[str]) -> None:
         if row.state == "warm":
@@ -58,19 +59,14 @@ class Machine:
         self._warm_for = None
         if row.state == "known host" and not self._known.exists():
             self._empty()
-            self._prime()
+            # "fxpool-waiting" and "fxpool-quick" are fxpool in another way: what a host knows is the same.
+            self.run([CHILD, "prime"], self.backend.partition("-")[0])
             # Copied when the child's own directory (sockets, logs) is gone, or it could not be copied.
             shutil.rmtree(self.directory / "run", ignore_errors=True)
             shutil.copytree(self.directory, self._known, symlinks=True)
         self._empty()
         if row.state == "known host":
             shutil.copytree(self._known, self.directory, symlinks=True)
-
-    def _prime(self) -> None:
-        # "fxpool-waiting" and "fxpool-quick" are fxpool in another way: what a host knows is the same.
-        self.directory.mkdir(exist_ok=True, mode=0o700)
-        command = [CHILD, "prime", "--backend", self.backend.partition("-")[0]]
-        run_child(command, child_environment(self.directory, self._extra), " ".join(command))
 
     def _empty(self) -> None:
         shutil.rmtree(self.directory, ignore_errors=True)
@@ -80,8 +76,7 @@ def measure(
     row: Row, machines: dict[str, Machine], pairs: int, size: str, console: Console, ours: str = OURS
 ) -> Measured:
     """`pairs` rounds of one call each, ours first. Raises ChildError."""
-    unsized = {"mlp", "hit", "roundtrip", "fork", "graphs", "exit", "--operator"} & set(row.arguments)
-    arguments = [*row.arguments] if unsized else [*row.arguments, "--size", size]
+    arguments = [*row.arguments, "--size", size]
     sides = [ours, *row.goals]
     results: dict[str, list[dict[str, Any]]] = {side: [] for side in sides}
     problems: list[str] = []

@@ -18,7 +18,9 @@ plots        the report as images
 pyperf_file  results in the format of pyperf
 display      progress: a live table, or lines
 pytest_plugin  runs tests that measure exclusively
-servers      the processor time of fxpool's servers: whether they are idle
+servers      the servers that runs share: their processor time, whether they are idle, and their end
+environment  environments of processes, with their own caches
+witness      counts the graphs that a process lowers, beside fxpool's own counters
 bystanders   suspends processes other than workers during measurements
 guard        kills the processes that a killed process leaves
 measurement  times code while nothing else runs: ``fxpool.measure``

@@ -17,12 +17,13 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
 from fxpool.bench import suite as suites
 from fxpool.bench.case import Case
+from fxpool.bench.witness import LoweringCounter
 from fxpool.pool.host import processes
 
 __all__ = ["main"]
@@ -52,6 +53,8 @@ def _tell(events: IO[str], event: str, **facts: Any) -> None:
 
 def _serve(order: dict[str, Any], events: IO[str]) -> None:
     _tell(events, "building")
+    counter = LoweringCounter()
+    counter.install()
     suite = suites.load(order["suite"])
     case = suite.case(order["case"])
     mode, backend = order["mode"], order["backend"]
@@ -71,17 +74,17 @@ def _serve(order: dict[str, Any], events: IO[str]) -> None:
     called = _step(function if backend == "eager" else torch.compile(function, backend=backend, **options), mode)
     called(*inputs)
     _wait_for(device)
-    _tell(events, "comparing", first_call=time.perf_counter() - start)
+    _tell(events, "comparing", first_call=time.perf_counter() - start, lowerings=counter.count)
     # From a separate call, because gradients would be added to those of the first call.
     difference = _difference(_values_of(called, function, inputs), expected) if expected is not None else None
-    facts: dict[str, Any] = {"difference": difference, "stats": _stats(backend), "device_peak": _device_peak(device)}
+    wrong = difference is not None and not difference <= case.tolerance
+    facts = {"difference": difference, "wrong": wrong, "device_peak": _device_peak(device)}
     del expected
-    _tell(events, "ready", peak=_peak(), **facts)
+    _tell(events, "ready", peak=_peak(), stats=_stats(backend), **facts)
     if not order["measure"] or not sys.stdin.readline():
         return  # the order is complete, or the runner has ended
     found = _measured(case, called, inputs, device, order["alone"])
-    wrong = difference is not None and not difference <= case.tolerance
-    _tell(events, "measured", peak=_peak(), measured=found.facts(), wrong=wrong, **(facts | {"stats": _stats(backend)}))
+    _tell(events, "measured", peak=_peak(), measured=found.facts(), stats=_stats(backend), **facts)
 
 
 def _moved(function: Callable[..., Any], inputs: tuple[Any, ...], device: str) -> tuple[Any, tuple[Any, ...]]:
@@ -216,8 +219,9 @@ def _stats(backend: str) -> dict[str, Any]:
         return {}
     import fxpool
 
-    stats = fxpool.stats()
-    return {name: stats[name] for name in ("hits", "misses", "joined", "compiles", "fallbacks", "seconds_saved")}
+    stats: Mapping[str, Any] = fxpool.stats()
+    counted = ("hits", "misses", "joined", "compiles", "fallbacks", "bypasses", "seconds_saved")
+    return {name: stats[name] for name in counted}
 
 
 if __name__ == "__main__":

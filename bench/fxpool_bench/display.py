@@ -28,17 +28,13 @@ _STEPS = {"building": "built", "compiling": "compiled and called", "comparing": 
 class Display:
     """Shows the processes of a runner and its progress until the ``with`` block ends."""
 
-    def __init__(self, console: Console, runner: Runner, total: int, there: int) -> None:
-        self._console, self._runner, self._total, self._done = console, runner, total, there
+    def __init__(self, console: Console, runner: Runner, total: int, done: int) -> None:
+        self._console, self._runner, self._total, self._done = console, runner, total, done
         self._started = time.monotonic()
         self._steps: dict[tuple[Run, str], None] = {}  # the finished steps that were printed
         self._live = LiveTable(console=console, transient=True, auto_refresh=False) if console.is_terminal else None
 
     def __enter__(self) -> Display:
-        if self._done:
-            self._console.print(
-                f"already done: {self._done} of {quantities.counted(self._total, 'run')}", highlight=False
-            )
         if self._live is not None:
             self._live.start()
         return self
@@ -53,6 +49,8 @@ class Display:
         """Show a result, and the seconds of the parts of its run."""
         self._done += 1
         what = f"{seconds(record.median)} per call" if record.median is not None else ""
+        if record.state == "done" and not what:
+            what = f"first call {seconds(record.first_call)}"
         state = record.state if record.state != "done" else ""
         took = f"({', '.join(f'{name} {spent:.1f} s' for name, spent in record.phases.items() if spent >= 0.05)})"
         words = [f"[{self._done}/{self._total}] {record.run.id}:", what, state, record.reason.partition("\n")[0], took]

@@ -71,9 +71,9 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     controller = config.pluginmanager.get_plugin("fxpool-controller")
-    told = [*controller.told, _counts()] if controller is not None else [_counts()]
+    reports = [*controller.counts, _counts()] if controller is not None else [_counts()]
     total: dict[str, float] = {}
-    for counts in told:
+    for counts in reports:
         for name, count in counts.items():
             total[name] = total.get(name, 0) + count
     if any(total.values()):
@@ -97,7 +97,7 @@ class _Controller:
     """The process that runs test processes (pytest-xdist): suspends the others while one of them measures."""
 
     def __init__(self) -> None:
-        self.told: list[dict[str, float]] = []
+        self.counts: list[dict[str, float]] = []
         self._bystanders: Bystanders | None = None
         self._guard: Guard | None = None
         self._mark = uuid.uuid4().hex
@@ -125,7 +125,7 @@ class _Controller:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
-        self.told.append(getattr(node, "workeroutput", {}).get("fxpool", {}))
+        self.counts.append(getattr(node, "workeroutput", {}).get("fxpool", {}))
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self) -> None:

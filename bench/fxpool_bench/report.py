@@ -331,7 +331,7 @@ def read(path: str | os.PathLike[str]) -> Report:
     return Report(str(head.get("suite", "")), results.in_order(head, records))
 
 
-def change_table(found: Iterable[Change], width: int = 120) -> Table:
+def change_table(changed: Iterable[Change], width: int = 120) -> Table:
     """Return the table of `changes`, for `width` columns; a very narrow one has the verdict below the ratio."""
     very = width < _VERY_NARROW
     shown = _table("compared with the other results: new / old, with its 95 % interval", width)
@@ -339,7 +339,7 @@ def change_table(found: Iterable[Change], width: int = 120) -> Table:
         shown.add_column(heading, justify="right", no_wrap=True)
     if not very:
         shown.add_column("verdict", no_wrap=True)
-    for one in found:
+    for one in changed:
         verdict = f"{one.verdict}, doubtful" if one.doubtful and one.verdict != "same" else one.verdict
         ratio_and_verdict = [_interval(one.ratio), verdict]
         shown.add_row(

@@ -37,9 +37,10 @@ class Record:
     `first_call` is in seconds, compiling included; `warm_call` is that of a second process. `difference` is the largest
     difference from eager, relative to the largest value. `beside` says in words what else ran during the first call,
     and `warm_beside` during that of the second process. Empty: it was alone; None: unknown. `peak` is the memory of its
-    process in bytes, `device_peak` that of tensors on a GPU. `measured` is the measurement as plain data, `stats`
-    fxpool's counters, and `phases` the seconds of each phase: starting, building, compiling, comparing, ready (waiting
-    to measure), measuring, and paused (stopped while other runs measured, which does not count in the others).
+    process in bytes, `device_peak` that of tensors on a GPU. `lowerings` counts the graphs that Inductor lowered in its
+    process by the end of the first call. `measured` is the measurement as plain data, `stats` fxpool's counters, and
+    `phases` the seconds of each phase: starting, building, compiling, comparing, ready (waiting to measure), measuring,
+    and paused (stopped while other runs measured, which does not count in the others).
     """
 
     run: Run
@@ -52,6 +53,7 @@ class Record:
     stats: dict[str, Any] = field(default_factory=dict)
     phases: dict[str, float] = field(default_factory=dict)
     device_peak: int | None = None
+    lowerings: int | None = None
     warm_call: float | None = None
     beside: list[str] | None = None
     warm_beside: list[str] | None = None
@@ -63,22 +65,22 @@ class Record:
 
 
 class Results:
-    """The file of a suite's records, open for writing. `there` are the records that it had before."""
+    """The file of a suite's records, open for writing. `before` are the records that it had."""
 
     def __init__(self, path: Path, suite: Suite, *, fresh: bool = False) -> None:
         """Raises ConfigurationError if the file belongs to another suite or another version of this suite."""
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
-        self.there: dict[Run, Record] = {}
+        self.before: dict[Run, Record] = {}
         if not fresh and path.exists():
-            head, self.there = read(path)
+            head, self.before = read(path)
             if head.get("digest") != suite.digest:
                 raise ConfigurationError(
                     f"{path} has results of another suite, or of an earlier version of {suite.name}",
                     remedy="discard them with --fresh, or name another directory with --out",
                 )
-        self._file = open(path, "w" if fresh or not self.there else "a", encoding="utf-8")  # noqa: SIM115 (`close`)
-        if not self.there:
+        self._file = open(path, "w" if fresh or not self.before else "a", encoding="utf-8")  # noqa: SIM115 (`close`)
+        if not self.before:
             head = {"format": FORMAT, "suite": suite.name, "digest": suite.digest, "machine": machine()}
             self._write(head | {"cases": [case.name for case in suite.cases]})
         else:

@@ -19,7 +19,6 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import IO, Any
 
 import psutil
@@ -54,17 +53,21 @@ class Settings:
     """Settings of a runner.
 
     `jobs` is the number of concurrent processes. With `exclusive`, all other processes are suspended while one
-    measures. `threads` is the number of torch's threads in each process (0: torch's default). `environment` is added to
-    that of each process. `devices` replaces the devices of the cases; each run goes to the device with the fewest runs.
-    With `warm`, a second process follows each run that compiles, to time a first call with warm caches.
+    measures. Without `measure`, a run ends after its first call. `threads` is the number of torch's threads in each
+    process (0: torch's default). `environment` is that of each process (None: this one's), and `runtime_dir` the
+    runtime directory (None: the configured one). `devices` replaces the devices of the cases; each run goes to the
+    device with the fewest runs. With `warm`, a second process follows each run that compiles, to time a first call with
+    warm caches.
     """
 
     jobs: int = 1
     devices: tuple[str, ...] = ()
     warm: bool = False
     exclusive: bool = True
+    measure: bool = True
     threads: int = 0
-    environment: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] | None = None
+    runtime_dir: str | None = None
 
 
 @dataclass(eq=False)
@@ -155,7 +158,7 @@ class Runner:
         assert task is not None
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, task.cancel)
-        configured = config.current().runtime_dir
+        configured = self._settings.runtime_dir or config.current().runtime_dir
         self._root = root = runtime_dir.runtime_root(str(configured) if configured is not None else None)
         guard = Guard(self._mark)
         self._bystanders = Bystanders(root, lambda: [one.process.pid for one in list(self.live)], self._changed)
@@ -209,7 +212,7 @@ class Runner:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=output,
-            env={**os.environ, **self._settings.environment, marks.VARIABLE: self._mark},
+            env={**(self._settings.environment or os.environ), marks.VARIABLE: self._mark},
             start_new_session=True,
             limit=64 << 20,  # a line holds all samples
         )
@@ -227,7 +230,7 @@ class Runner:
             "device": live.device,
             "threads": self._settings.threads,
             "alone": self._settings.exclusive,
-            "measure": first is None,
+            "measure": self._settings.measure and first is None,
         }
         assert process.stdin is not None
         process.stdin.write(json.dumps(order).encode() + b"\n")
@@ -266,11 +269,11 @@ class Runner:
         name = event.pop("event")
         live.facts |= event
         live.peak = max(live.peak, event.get("peak", 0))
-        if name == "ready" and live.first is None:
+        if name == "ready" and live.first is None and self._settings.measure:
             live.enter("waiting")
             self._queue.append(live)
             self._next_measurement()
-        elif name in ("measured", "failed"):
+        elif name in ("ready", "measured", "failed"):
             live.facts["state"] = "failed" if name == "failed" else "wrong" if event["wrong"] else "done"
             live.enter("ended")
             self._measurement_over(live)
@@ -392,6 +395,7 @@ def _record(live: Live) -> Record:
         facts.get("stats", {}),
         _phases(live),
         facts.get("device_peak") or None,
+        lowerings=facts.get("lowerings"),
         beside=_beside(live),
     )
 
@@ -442,12 +446,3 @@ def _bytes(pid: int) -> int:
 def default_jobs() -> int:
     """Return the default number of concurrent processes: one per core, and one more as processes wait for the disk."""
     return len(os.sched_getaffinity(0)) + 1
-
-
-def fresh_caches(directory: Path) -> dict[str, str]:
-    """Return environment variables that name empty caches, so that the user's caches are not touched."""
-    return {
-        "FXPOOL_CACHE_DIR": str(directory / "fxpool"),
-        "TORCHINDUCTOR_CACHE_DIR": str(directory / "inductor"),
-        "TRITON_CACHE_DIR": str(directory / "triton"),
-    }

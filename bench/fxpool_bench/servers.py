@@ -1,18 +1,17 @@
-"""The processor time of fxpool's servers: whether they are idle, and which part of the machine's activity is theirs.
-
-The pool is imported inside functions, because the demonstration prints its first lines before that import.
-"""
+"""The servers that runs share: their processor time, whether they are idle, and their end."""
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import psutil
 
-__all__ = ["Idleness", "cpu_seconds", "processes"]
+from fxpool.pool.client import ending, hosts
+
+__all__ = ["Idleness", "cpu_seconds", "ended", "processes"]
 
 # Share of a CPU that a server and all its processes use; an idle server uses less than a hundredth.
 _IDLE_SHARE = 0.1
@@ -22,8 +21,6 @@ _LEAST_SECONDS = 0.2
 
 def processes(runtime: Path) -> list[psutil.Process]:
     """Return the servers in the runtime directory `runtime` and all their descendants."""
-    from fxpool.pool.client import hosts
-
     found: list[psutil.Process] = []
     for link in hosts.links(runtime):
         with contextlib.suppress(psutil.NoSuchProcess, KeyError):
@@ -40,6 +37,20 @@ def cpu_seconds(of: Iterable[psutil.Process]) -> float:
             times = process.cpu_times()
             seconds += times.user + times.system + times.children_user + times.children_system
     return seconds
+
+
+@contextlib.contextmanager
+def ended(runtime: Path) -> Iterator[None]:
+    """On exit, end the servers in the runtime directory `runtime`, and wait until their processes have ended."""
+    try:
+        yield
+    finally:
+        running = processes(runtime)
+        for link in hosts.links(runtime):
+            ending.end(link)
+        for process in psutil.wait_procs(running, timeout=ending.PATIENCE)[1]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
 
 
 class Idleness:

@@ -31,7 +31,7 @@ MODES = ("async+subprocess", "progressive+async+subprocess")
 def child(asked: dict[str, Any]) -> None:
     import torch
 
-    from fxpool.bench.demo.child import LoweringCounter
+    from fxpool.bench.witness import LoweringCounter
 
     counter = LoweringCounter()
     counter.install()

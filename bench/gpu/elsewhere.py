@@ -74,7 +74,7 @@ def graph_break() -> Any:
 def child(name: str, backend: str, save: str, other: str) -> None:
     import torch
 
-    from fxpool.bench.demo.child import LoweringCounter
+    from fxpool.bench.witness import LoweringCounter
 
     if other:
         as_another_device()

@@ -41,7 +41,7 @@ def child(asked: dict[str, Any]) -> None:
     pieces = asked["backend"] == "pieces"
     backend = "fxpool" if pieces else asked["backend"]
     if backend == "fxpool":
-        from fxpool.bench.demo.child import LoweringCounter
+        from fxpool.bench.witness import LoweringCounter
 
         counter = LoweringCounter()
         counter.install()

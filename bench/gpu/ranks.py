@@ -88,7 +88,7 @@ def child(asked: dict[str, Any]) -> None:
     torch.cuda.set_device(rank)
     counter = None
     if backend == "fxpool":
-        from fxpool.bench.demo.child import LoweringCounter
+        from fxpool.bench.witness import LoweringCounter
 
         counter = LoweringCounter()
         counter.install()

@@ -28,7 +28,7 @@ BACKENDS = ("eager", "inductor", "fxpool")
 def child(asked: dict[str, Any]) -> None:
     import torch
 
-    from fxpool.bench.demo.child import LoweringCounter
+    from fxpool.bench.witness import LoweringCounter
 
     counter = LoweringCounter()
     counter.install()

@@ -58,7 +58,7 @@ def child(asked: dict[str, Any]) -> None:
 
     counter = None
     if asked["backend"] == "fxpool":
-        from fxpool.bench.demo.child import LoweringCounter
+        from fxpool.bench.witness import LoweringCounter
 
         counter = LoweringCounter()
         counter.install()

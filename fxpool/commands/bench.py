@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import shutil
 import time
 from pathlib import Path
@@ -94,6 +95,7 @@ def bench(
     from fxpool.bench import suite as suites
     from fxpool.bench.case import runs
     from fxpool.bench.display import Display
+    from fxpool.bench.environment import fresh_caches
     from fxpool.bench.results import Record, Results, read
 
     chosen = suites.load(suite)
@@ -102,7 +104,7 @@ def bench(
     place = out if out is not None else Path(f"bench-{chosen.name}")
     results = Results(place / "results.jsonl", chosen, fresh=fresh)
     wanted = list(runs(selected, modes=_words(modes), backends=_words(backends), repetitions=repetitions))
-    found = {run: results.there[run] for run in wanted if run in results.there}
+    found = {run: results.before[run] for run in wanted if run in results.before}
     missing = [run for run in wanted if run not in found or (retry and found[run].state != "done")]
     shown = console()
 
@@ -120,17 +122,19 @@ def bench(
         threads=threads,
         devices=tuple(_words(devices)),
         warm=warm,
-        environment=runner.fresh_caches(own.absolute()) if caches == "own" else {},
+        environment={**os.environ, **fresh_caches(own.absolute())} if caches == "own" else None,
     )
     began = time.monotonic()
+    if done_before := len(wanted) - len(missing):
+        shown.print(f"already done: {done_before} of {quantities.counted(len(wanted), 'run')}", highlight=False)
     active = runner.Runner(chosen, missing, settings, add, lambda: display.change())
-    with contextlib.closing(results), Display(shown, active, len(wanted), len(wanted) - len(missing)) as display:
+    with contextlib.closing(results), Display(shown, active, len(wanted), done_before) as display:
         stopped = False
         try:
             asyncio.run(active.run())
         except asyncio.CancelledError:
             stopped = True
-    ended = [found[run] for run in missing if run in found and found[run] is not results.there.get(run)]
+    ended = [found[run] for run in missing if run in found and found[run] is not results.before.get(run)]
     took = f"{quantities.counted(len(ended), 'run')} in {time.monotonic() - began:.0f} s"
     parts = [f"{name} {spent:.0f} s" for name, spent in report.parts(ended).items() if spent >= 0.5]
     if parts:

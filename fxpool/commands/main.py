@@ -51,7 +51,7 @@ def demo(backends: str) -> None:
 
     The models have random weights, nothing is downloaded. Caches are temporary, yours is not used. Takes a few minutes.
     """
-    from fxpool.bench.demo.demonstration import run_demo
+    from fxpool.bench.demo import run_demo
 
     names = [name.strip() for name in backends.split(",") if name.strip()]
     if not names:

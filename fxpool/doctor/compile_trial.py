@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from fxpool import config, own_python, quantities, temporary
-from fxpool.bench.demo.processes import child_environment
+from fxpool.bench.environment import child_environment
 from fxpool.doctor.findings import FAIL, OK, WARN, Check, Finding
 from fxpool.errors import FxpoolError, signal_name
 from fxpool.pool.host import causes
@@ -240,7 +240,7 @@ def _broken(name: str, how: str, output: str) -> Finding:
 
 
 def _try_compile() -> dict[str, Any]:
-    from fxpool.bench.demo.child import LoweringCounter
+    from fxpool.bench.witness import LoweringCounter
 
     counter = LoweringCounter()
     counter.install()

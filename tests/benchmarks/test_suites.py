@@ -193,7 +193,7 @@ def test_a_line_that_was_cut_is_written_again(python_suite: suite.Suite, tmp_pat
     file.close()
     path.write_bytes(path.read_bytes()[:-20])
     again = Results(path, python_suite)
-    assert [run.case for run in again.there] == ["a"]
+    assert [run.case for run in again.before] == ["a"]
     again.add(record("b", "eager", [3.0]))
     again.close()
     assert [one.median for one in results.read(path)[1].values()] == [1.0, 3.0]

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from harness.children import Children
 from rich.console import Console
 
-from fxpool.bench.demo import processes
+from fxpool.bench.environment import child_environment
 
 BENCH = Path(__file__).parents[2] / "bench"
 
@@ -119,14 +120,14 @@ def test_problems_spoil_the_verdict(bench: Any) -> None:
 def test_states_of_the_machine(bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[str] = []
 
-    def run_child(command: list[str], environment: dict[str, str], what: str) -> dict[str, Any]:
+    def result(self: object, command: list[str], environment: dict[str, str], label: str) -> dict[str, Any]:
         directory = Path(environment["FXPOOL_CACHE_DIR"]).parent
         held = sorted(path.name for path in directory.iterdir())
         ran.append(f"{'prime' if 'prime' in command else 'call'} {held}")
         (directory / ("facts" if "prime" in command else "graph")).touch()
         return {}
 
-    monkeypatch.setattr(bench.run, "run_child", run_child)
+    monkeypatch.setattr(Children, "result", result)
     machine = bench.run.Machine(tmp_path, "fxpool")
     by_state = {state: bench.rows.Row("S0", state, state, ()) for state in bench.rows.STATES}
 
@@ -147,7 +148,7 @@ def test_states_of_the_machine(bench: Any, tmp_path: Path, monkeypatch: pytest.M
 @pytest.mark.slow
 def test_a_hit_is_timed_part_by_part(tmp_path: Path) -> None:
     command = [str(BENCH / "child.py"), "hit", "--backend", "fxpool"]
-    timed = processes.run_child(command, processes.child_environment(tmp_path), "hit", limit=240.0)
+    timed = Children().result(command, child_environment(tmp_path), "hit", limit=240.0)
     assert timed["nodes"] >= 600
     assert timed["key_seconds"] > 0 and timed["hit_seconds"] > 0
     assert timed["stats"]["compiles"]["in_process"] == 0

@@ -17,8 +17,6 @@ FORBIDDEN = {
     "fxpool/codecache": ("fxpool.pool", "fxpool.lowering"),
     "fxpool/torch_compat": ("fxpool.pool", "fxpool.lowering", "fxpool.codecache", "fxpool.config", "fxpool.counters"),
 }
-# They count Inductor's lowerings as a witness beside stats(), and run in processes of their own.
-EXEMPT = {"fxpool/bench/demo/demonstration.py", "fxpool/bench/demo/child.py"}
 
 
 def _package_of(path: Path) -> str:
@@ -121,7 +119,7 @@ def test_private_names_of_torch_stand_in_torch_compat_only() -> None:
     found = []
     for path in sources():
         name = path.relative_to(ROOT).as_posix()
-        if name not in EXEMPT and not name.startswith("fxpool/torch_compat/"):
+        if not name.startswith("fxpool/torch_compat/"):
             found += [f"{name}:{line}" for line in private_names(path.read_text(), _package_of(path))]
     assert not found, "\n".join(found)
 

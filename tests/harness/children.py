@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -14,14 +15,24 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
-from fxpool.bench.demo.processes import result_of
+from fxpool.errors import FxpoolError
 
-__all__ = ["Children", "Finished"]
+__all__ = ["LIMIT", "ChildError", "Children", "Finished", "kill_group", "orderly_end", "result_of"]
 
+LIMIT = 900.0  # seconds; ten times as long as the slowest measurement on two slow cores
+_KEPT_OUTPUT = 4000  # characters of a failed child's output
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+
+
+class ChildError(FxpoolError):
+    """A child failed; `output` is the end of its output."""
+
+    def __init__(self, label: str, cause: str, output: str) -> None:
+        self.output = output
+        super().__init__(f"{label}: the process {cause}")
 
 
 @dataclass(frozen=True)
@@ -59,11 +70,11 @@ class Children:
                 raise
 
     def end(self) -> None:
-        """Kill what runs now, and what is started later: `run` raises CancelledError."""
+        """Kill the running children, and those that start later: `run` raises CancelledError."""
         with self._lock:
             self._ended = True
             for process in self._running:
-                _kill(process)
+                kill_group(process.pid)
 
     def run(
         self,
@@ -84,12 +95,12 @@ class Children:
         return Finished(status, said, errors_said, seconds)
 
     def result(
-        self, arguments: Sequence[str], environment: Mapping[str, str], what: str, limit: float
+        self, arguments: Sequence[str], environment: Mapping[str, str], label: str, limit: float = LIMIT
     ) -> dict[str, Any]:
         """Run Python with `arguments`; return the JSON object on its last line of output. Raises ChildError."""
         done = self.run([sys.executable, *arguments], environment, limit)
-        how = f"was killed after {limit:.0f} s" if done.status is None else ""
-        return result_of(what, how, done.status or 0, done.output, done.errors)
+        cause = f"was killed after {limit:.0f} s" if done.status is None else ""
+        return result_of(label, cause, done.status or 0, done.output, done.errors)
 
     def _wait(
         self,
@@ -121,7 +132,7 @@ class Children:
             status = None
         finally:
             if process.returncode is None:
-                _kill(process)
+                kill_group(process.pid)
                 process.wait()
             with self._lock:
                 self._running.discard(process)
@@ -130,6 +141,34 @@ class Children:
         return status
 
 
-def _kill(process: subprocess.Popen[bytes]) -> None:
+def result_of(label: str, cause: str, code: int, text: str, noise: str) -> dict[str, Any]:
+    """Return the JSON object on the last line of `text`. Raises ChildError if it failed (`cause`: why)."""
+    if not cause and code != 0:
+        cause = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with status {code}"
+    if not cause:
+        with contextlib.suppress(IndexError, ValueError):
+            result = json.loads(text.strip().splitlines()[-1])
+            if isinstance(result, dict):
+                return result
+        cause = "printed no result"
+    raise ChildError(label, cause, (text + noise)[-_KEPT_OUTPUT:].strip())
+
+
+def kill_group(leader: int) -> None:
+    """Kill a process that began a session, and all in its group."""
     with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
+        os.killpg(leader, signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def orderly_end() -> Iterator[None]:
+    """Turn SIGTERM into SystemExit, so that this process ends its children and removes its directories."""
+
+    def end(number: int, frame: object) -> NoReturn:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

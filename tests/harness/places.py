@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from fxpool.bench.demo.processes import child_environment
+from fxpool.bench.environment import child_environment
 from fxpool.pool.client import hosts
 
 from .children import Children

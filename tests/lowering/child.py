@@ -18,9 +18,9 @@ from functools import partial
 import psutil
 import torch
 import zoo
-from harness.witness import LoweringCounter
+from harness.loader import serve
 
-from fxpool.bench.demo.processes import serve
+from fxpool.bench.witness import LoweringCounter
 
 lowerings = LoweringCounter()
 

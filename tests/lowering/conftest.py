@@ -20,13 +20,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import zoo
+from harness.children import ChildError
+from harness.loader import Loader
 from harness.places import with_tests
 from processes import HERE, OFFLINE, run_python
 from programs import Programs
 from session import session_directory
 
 import fxpool
-from fxpool.bench.demo.processes import ChildError, Loader
 
 if TYPE_CHECKING:
     from beside_stock import BesideStock

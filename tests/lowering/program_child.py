@@ -19,8 +19,7 @@ from typing import Any
 import child
 import torch
 import torch._dynamo
-
-from fxpool.bench.demo.processes import serve
+from harness.loader import serve
 
 
 def _numbers(function: Callable[..., Any], inputs: Any) -> list[Any]:

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from fxpool.bench.demo.processes import ChildError, Loader
+from harness.children import ChildError
+from harness.loader import Loader
 
 
 class Programs:

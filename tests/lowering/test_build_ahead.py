@@ -33,7 +33,7 @@ PROGRAM = """
 import json
 import sys
 import torch
-from fxpool.bench.demo.child import LoweringCounter
+from fxpool.bench.witness import LoweringCounter
 import fxpool
 
 lowered = LoweringCounter()

@@ -10,7 +10,7 @@ from typing import Any
 
 from fxpool.bench.case import MODES, Case
 
-Made = tuple[Callable[..., Any], tuple[Any, ...]]
+ModelAndInputs = tuple[Callable[..., Any], tuple[Any, ...]]
 
 
 def _module(heads: int, shared: int, width: int, attend: Callable[..., Any]) -> Any:
@@ -36,25 +36,25 @@ def _module(heads: int, shared: int, width: int, attend: Callable[..., Any]) -> 
     return Attention()
 
 
-def _made(attend: Callable[..., Any], shared: int = 8) -> Made:
+def _made(attend: Callable[..., Any], shared: int = 8) -> ModelAndInputs:
     import torch
 
     return _module(8, shared, 32, attend), (torch.randn(2, 128, 256),)
 
 
-def full() -> Made:
+def full() -> ModelAndInputs:
     import torch
 
     return _made(torch.nn.functional.scaled_dot_product_attention)
 
 
-def causal() -> Made:
+def causal() -> ModelAndInputs:
     import torch
 
     return _made(lambda q, k, v: torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True))
 
 
-def grouped() -> Made:
+def grouped() -> ModelAndInputs:
     """Grouped queries: eight query heads share two key and value heads."""
     import torch
 
@@ -62,7 +62,7 @@ def grouped() -> Made:
     return _made(lambda q, k, v: function(q, k, v, is_causal=True, enable_gqa=True), shared=2)
 
 
-def window(size: int = 32) -> Made:
+def window(size: int = 32) -> ModelAndInputs:
     """Each position attends to the last `size` positions."""
     import torch
 
@@ -75,7 +75,7 @@ def window(size: int = 32) -> Made:
     return _made(attend)
 
 
-def biased() -> Made:
+def biased() -> ModelAndInputs:
     """Scores that decrease with the distance, handwritten."""
     import torch
 
@@ -88,7 +88,7 @@ def biased() -> Made:
     return _made(attend)
 
 
-def rotary() -> Made:
+def rotary() -> ModelAndInputs:
     """Queries and keys rotated by their position, then causal attention."""
     import torch
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from fxpool.bench.case import Case
 
-Made = tuple[Callable[..., Any], tuple[Any, ...]]
+ModelAndInputs = tuple[Callable[..., Any], tuple[Any, ...]]
 
 
 def _images(batch: int, size: int) -> tuple[Any, ...]:
@@ -20,7 +20,7 @@ def _images(batch: int, size: int) -> tuple[Any, ...]:
     return (torch.randn(batch, 3, size, size),)
 
 
-def resnet(batch: int = 2, size: int = 64, width: int = 32, blocks: int = 2) -> Made:
+def resnet(batch: int = 2, size: int = 64, width: int = 32, blocks: int = 2) -> ModelAndInputs:
     """Three stages of residual blocks with two convolutions and batch norms."""
     import torch
     from torch import nn
@@ -48,7 +48,7 @@ def resnet(batch: int = 2, size: int = 64, width: int = 32, blocks: int = 2) -> 
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, 10)), _images(batch, size)
 
 
-def mobilenet(batch: int = 2, size: int = 64, width: int = 24, blocks: int = 4) -> Made:
+def mobilenet(batch: int = 2, size: int = 64, width: int = 24, blocks: int = 4) -> ModelAndInputs:
     """Inverted residuals: wide depthwise convolutions between narrow ones."""
     import torch
     from torch import nn
@@ -70,7 +70,7 @@ def mobilenet(batch: int = 2, size: int = 64, width: int = 24, blocks: int = 4) 
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 10)), _images(batch, size)
 
 
-def convnext(batch: int = 2, size: int = 64, width: int = 48, blocks: int = 3) -> Made:
+def convnext(batch: int = 2, size: int = 64, width: int = 48, blocks: int = 3) -> ModelAndInputs:
     """Large depthwise kernels, layer norms over channels, and products instead of narrow convolutions."""
     import torch
     from torch import nn
@@ -90,7 +90,7 @@ def convnext(batch: int = 2, size: int = 64, width: int = 48, blocks: int = 3) -
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 10)), _images(batch, size)
 
 
-def regnet(batch: int = 2, size: int = 64, width: int = 64, blocks: int = 3, groups: int = 8) -> Made:
+def regnet(batch: int = 2, size: int = 64, width: int = 64, blocks: int = 3, groups: int = 8) -> ModelAndInputs:
     """Grouped convolutions, with a gate over channels."""
     import torch
     from torch import nn
@@ -114,7 +114,7 @@ def regnet(batch: int = 2, size: int = 64, width: int = 64, blocks: int = 3, gro
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 10)), _images(batch, size)
 
 
-def densenet(batch: int = 2, size: int = 64, width: int = 24, growth: int = 12, layers: int = 5) -> Made:
+def densenet(batch: int = 2, size: int = 64, width: int = 24, growth: int = 12, layers: int = 5) -> ModelAndInputs:
     """Each layer receives the outputs of all earlier layers."""
     import torch
     from torch import nn
@@ -137,7 +137,7 @@ def densenet(batch: int = 2, size: int = 64, width: int = 24, growth: int = 12, 
     return nn.Sequential(nn.Conv2d(3, width, 3, 2, 1), Dense(), *tail), _images(batch, size)
 
 
-def unet(batch: int = 1, size: int = 64, width: int = 16, depth: int = 2) -> Made:
+def unet(batch: int = 1, size: int = 64, width: int = 16, depth: int = 2) -> ModelAndInputs:
     """An encoder and a decoder, with skip connections between them."""
     import torch
     from torch import nn

@@ -10,36 +10,36 @@ from typing import Any
 
 from fxpool.bench.case import Case
 
-Made = tuple[Callable[..., Any], tuple[Any, ...]]
+ModelAndInputs = tuple[Callable[..., Any], tuple[Any, ...]]
 
 
-def pointwise(rows: int = 512, columns: int = 1024) -> Made:
+def pointwise(rows: int = 512, columns: int = 1024) -> ModelAndInputs:
     """A chain of operators; eager writes to memory after each of them."""
     import torch
 
     return lambda x, y: torch.sigmoid(x * y + 1.0) * torch.tanh(x - y), tuple(torch.randn(2, rows, columns))
 
 
-def softmax(rows: int = 512, columns: int = 2048) -> Made:
+def softmax(rows: int = 512, columns: int = 2048) -> ModelAndInputs:
     import torch
 
     return lambda x: (x * 0.5).softmax(-1), (torch.randn(rows, columns),)
 
 
-def layer_norm(rows: int = 1024, columns: int = 768) -> Made:
+def layer_norm(rows: int = 1024, columns: int = 768) -> ModelAndInputs:
     import torch
 
     norm = torch.nn.LayerNorm(columns)
     return torch.nn.Sequential(norm, torch.nn.GELU()), (torch.randn(rows, columns),)
 
 
-def reduction(rows: int = 2048, columns: int = 1024) -> Made:
+def reduction(rows: int = 2048, columns: int = 1024) -> ModelAndInputs:
     import torch
 
     return lambda x: (x.square().mean(0), x.amax(0), (x > 0).sum(0)), (torch.randn(rows, columns),)
 
 
-def attention(batch: int = 2, heads: int = 8, length: int = 128, width: int = 64) -> Made:
+def attention(batch: int = 2, heads: int = 8, length: int = 128, width: int = 64) -> ModelAndInputs:
     import torch
 
     class Attention(torch.nn.Module):
@@ -55,7 +55,7 @@ def attention(batch: int = 2, heads: int = 8, length: int = 128, width: int = 64
     return Attention(), (torch.randn(batch, length, heads * width),)
 
 
-def mlp(rows: int = 256, width: int = 512) -> Made:
+def mlp(rows: int = 256, width: int = 512) -> ModelAndInputs:
     import torch
 
     layers = [

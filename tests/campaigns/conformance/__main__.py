@@ -16,9 +16,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from harness.children import orderly_end
 from harness.places import scratch
-
-from fxpool.bench.demo.processes import orderly_end
 
 from . import verdict
 from .child import MODULES

@@ -17,7 +17,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from harness.witness import LoweringCounter, since
+from fxpool.bench.witness import LoweringCounter, since
 
 from .record import ERROR, Record, append, short
 

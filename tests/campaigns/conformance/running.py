@@ -14,10 +14,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from harness.children import Children
+from harness.children import ChildError, Children
 from harness.places import environment_of, learn_toolchain, link_toolchain
-
-from fxpool.bench.demo.processes import ChildError
 
 from .record import CRASH, Record, load
 

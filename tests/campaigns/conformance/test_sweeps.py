@@ -14,8 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
-
-from fxpool.bench.demo.processes import ChildError
+from harness.children import ChildError
 
 from . import verdict
 from .__main__ import chosen

@@ -16,7 +16,7 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-from fxpool.bench.demo.processes import orderly_end
+from harness.children import orderly_end
 
 from . import checkout, compilers, directories, frameworks, homes, interpreters, limits, machines, processes, streams
 from .row import Row

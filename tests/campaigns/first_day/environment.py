@@ -16,10 +16,10 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from harness.children import Children
-from harness.places import TESTS, learn_toolchain, link_toolchain
+from harness.children import ChildError, Children
+from harness.places import learn_toolchain, link_toolchain
 
-from fxpool.bench.demo.processes import ChildError
+from fxpool.bench import witness
 
 from .needs import PACKAGES
 from .row import WITNESS, Row
@@ -27,7 +27,7 @@ from .row import WITNESS, Row
 __all__ = ["Place", "known_host"]
 
 # Beside each program, by name: it has none of them on its path.
-_WITNESSES = {"counter": TESTS / "harness" / "witness.py", "witness": Path(__file__).with_name("witness.py")}
+_WITNESSES = {"counter": Path(witness.__file__), "witness": Path(__file__).with_name("witness.py")}
 # One second, so that what a row started ends with it.
 _IDLE_TIMEOUT = "1"
 _GRACE = 30.0

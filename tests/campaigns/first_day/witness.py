@@ -15,7 +15,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:  # `typing` is not imported either
     from typing import Any
 
-    from harness.witness import LoweringCounter, since
+    from fxpool.bench.witness import LoweringCounter, since
 else:  # the same file, executed ahead of this one
     from first_day_counter import LoweringCounter, since
 

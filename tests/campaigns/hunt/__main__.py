@@ -14,9 +14,8 @@ import random
 import sys
 from pathlib import Path
 
+from harness.children import orderly_end
 from harness.places import scratch
-
-from fxpool.bench.demo.processes import orderly_end
 
 from .drawing import draw, kinds
 from .program import Case

@@ -37,7 +37,7 @@ def main(arguments: list[str]) -> None:
     warnings.filterwarnings("ignore")
     sys.dont_write_bytecode = True
     if arguments[:1] == ["--serve"]:
-        from fxpool.bench.demo.processes import serve
+        from harness.loader import serve
 
         _import_ahead(arguments[1:] or os.environ.get("HUNT_AHEAD", "").split())
         serve(main)

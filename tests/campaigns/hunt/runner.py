@@ -21,10 +21,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from harness.children import Children
+from harness.children import ChildError, Children
+from harness.loader import Loader
 from harness.places import environment_of, learn_toolchain, link_toolchain, stop_servers, with_tests
-
-from fxpool.bench.demo.processes import ChildError, Loader
 
 from .program import Case, Step, write_files
 

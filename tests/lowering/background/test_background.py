@@ -110,7 +110,7 @@ def test_training_is_exactly_eager_before_the_swap_and_compiled_after(
 @pytest.mark.slow
 def test_a_training_loop_of_gpt2(shared_pool: Path, cache: Path, held: threading.Event) -> None:
     """Losses are eager's to the bit before the swap, and as close as Inductor's after it."""
-    from fxpool.bench.demo.child import build
+    from fxpool.bench.suites import transformers
 
     def losses(model: torch.nn.Module, run: Any, after: Any) -> list[float]:
         torch.manual_seed(1)
@@ -137,7 +137,8 @@ def test_a_training_loop_of_gpt2(shared_pool: Path, cache: Path, held: threading
 
     profile = torch.profiler.profile(acc_events=True)
     torch.manual_seed(0)
-    reference = build("gpt2").train()
+    reference: Any = transformers.model("gpt2")[0]
+    reference.train()
     model = copy.deepcopy(reference)
     expected = losses(reference, reference, lambda step: None)
     found = losses(model, asynchronous(model), swap)

@@ -1,7 +1,7 @@
-"""What a process compiles itself, seen without fxpool's own counters.
+"""Counts the graphs that a process lowers itself, independently of fxpool's own counters.
 
-Programs of `campaigns.first_day` execute this file by its path. Nothing is imported here that could hide what a program
-comes upon.
+Programs of `campaigns.first_day` execute this file by its path, so that modules are imported inside functions: an
+import could hide a problem of the program.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Runs measurement processes with separate caches and a time limit, and kills them with all their children.
+"""Runs measurements and programs in forks of a process that has made the imports common to all of them.
 
-`run_child` starts a fresh interpreter. A `Loader` is an interpreter that has imported torch and the models' code but no
-compiler, and forks for each measurement. For compiling, a fork is as fresh as a new interpreter, but it saves five
-seconds of imports.
+A fork of a process that has imported torch but no compiler is as fresh for compiling as a new interpreter, and saves
+five seconds of imports.
 """
 
 from __future__ import annotations
@@ -17,93 +16,16 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from fxpool import own_python
-from fxpool.errors import FxpoolError
 from fxpool.pool.host.processes import die_with_parent
 
-__all__ = ["ChildError", "Loader", "child_environment", "orderly_end", "result_of", "run_child", "serve"]
+from .children import LIMIT, ChildError, kill_group, result_of
 
-CHILD_LIMIT = 900.0  # seconds; ten times as long as the slowest child on two slow cores
-KEPT_OUTPUT = 4000  # characters of a failed child's output that are shown
-
-
-class ChildError(FxpoolError):
-    """A measurement's process failed; `output` is the end of its output."""
-
-    def __init__(self, what: str, how: str, output: str) -> None:
-        self.what, self.how, self.output = what, how, output
-        super().__init__(f"{what}: the process {how}")
-
-
-def child_environment(directory: Path, extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return a child's environment, in which all caches are under `directory` and the user's settings are removed."""
-    kept = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("FXPOOL_", "TORCHINDUCTOR_", "TORCH_COMPILE_"))
-    }
-    return {
-        **kept,
-        "FXPOOL_CONFIG": os.devnull,
-        "FXPOOL_CACHE_DIR": str(directory / "fxpool"),
-        "FXPOOL_RUNTIME_DIR": str(directory / "run"),
-        "FXPOOL_POOL": "embedded",  # so that a cold start does not find another run's server
-        "TORCHINDUCTOR_CACHE_DIR": str(directory / "inductor"),
-        "TRITON_CACHE_DIR": str(directory / "triton"),
-        "HF_HUB_OFFLINE": "1",
-        "TRANSFORMERS_VERBOSITY": "error",
-        **(extra or {}),
-    }
-
-
-def run_child(
-    arguments: Sequence[str], environment: Mapping[str, str], what: str, limit: float = CHILD_LIMIT
-) -> dict[str, Any]:
-    """Run `python <arguments>` for at most `limit` seconds; return the JSON object on its last line of output.
-
-    Raises `ChildError`.
-    """
-    with tempfile.TemporaryFile() as errors:
-        # In a new session, so that killing the group of the child also kills its compilers.
-        process = subprocess.Popen(
-            [sys.executable, *arguments],
-            env=dict(environment),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            start_new_session=True,
-        )
-        how = ""
-        try:
-            output, _ = process.communicate(timeout=limit)
-        except subprocess.TimeoutExpired:
-            _kill_group(process.pid)
-            output, _ = process.communicate()
-            how = f"was killed after {limit:.0f} s"
-        except BaseException:
-            _kill_group(process.pid)
-            process.wait()
-            raise
-        errors.seek(0)
-        noise = errors.read().decode(errors="replace")
-    return result_of(what, how, process.returncode, output.decode(errors="replace"), noise)
-
-
-def result_of(what: str, how: str, code: int, text: str, noise: str) -> dict[str, Any]:
-    """Return the JSON object on the last line of `text`. Raises ChildError if the process failed; `how` may say why."""
-    if not how and code != 0:
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with status {code}"
-    if not how:
-        with contextlib.suppress(IndexError, ValueError):
-            result = json.loads(text.strip().splitlines()[-1])
-            if isinstance(result, dict):
-                return result
-        how = "printed no result"
-    raise ChildError(what, how, (text + noise)[-KEPT_OUTPUT:].strip())
+__all__ = ["Loader", "serve"]
 
 
 class Loader:
@@ -146,7 +68,7 @@ class Loader:
         self._directory.cleanup()
 
     def run(
-        self, arguments: Sequence[str], environment: Mapping[str, str], what: str, limit: float = CHILD_LIMIT
+        self, arguments: Sequence[str], environment: Mapping[str, str], label: str, limit: float = LIMIT
     ) -> dict[str, Any]:
         """Run the module with `arguments` in a fork for at most `limit` seconds; return the last JSON object it prints.
 
@@ -165,19 +87,19 @@ class Loader:
             self._process.stdin.write(json.dumps(request).encode() + b"\n")
             self._process.stdin.flush()
             child = int(self._answer(limit))
-            how, code = "", int(self._answer(limit))
+            cause, code = "", int(self._answer(limit))
         except TimeoutError:
-            how, code = f"was killed after {limit:.0f} s", 0
+            cause, code = f"was killed after {limit:.0f} s", 0
             if child is not None:
-                _kill_group(child)
+                kill_group(child)
                 self._answer(60.0)
         except (OSError, ValueError):
-            raise ChildError(what, "could not be started", self._errors.read_text(errors="replace")) from None
+            raise ChildError(label, "could not be started", self._errors.read_text(errors="replace")) from None
         except BaseException:
             if child is not None:
-                _kill_group(child)
+                kill_group(child)
             raise
-        return result_of(what, how, code, output.read_text(errors="replace"), errors.read_text(errors="replace"))
+        return result_of(label, cause, code, output.read_text(errors="replace"), errors.read_text(errors="replace"))
 
     def _answer(self, limit: float) -> bytes:
         """Return one line from the process, empty if it has ended. Raises TimeoutError after `limit` seconds."""
@@ -190,20 +112,6 @@ class Loader:
         return self._process.stdout.readline()
 
 
-@contextlib.contextmanager
-def orderly_end() -> Iterator[None]:
-    """Turn SIGTERM into SystemExit, so that this process ends its child and removes its directories."""
-
-    def end(number: int, frame: object) -> NoReturn:
-        raise SystemExit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
 def _end_fork() -> NoReturn:
     """End this process without destroying its objects, which takes a fork with torch 0.9 s.
 
@@ -214,11 +122,6 @@ def _end_fork() -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
-
-
-def _kill_group(leader: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(leader, signal.SIGKILL)
 
 
 def serve(run: Callable[[list[str]], None]) -> None:
