@@ -2,9 +2,10 @@
 
     python docs/compat_report.py .compat    writes docs/architecture/torch-names.md
 
-Names are read from the sources of `fxpool/torch_compat`: imports, attributes of what was imported, and ``getattr`` or
-``hasattr`` with a name in quotes. Attributes of objects that only exist at run time can't be seen that way. Each name
-is looked up in this interpreter and in each environment below the folder: `make compat TORCH=...` makes them.
+Names are read from the sources of `fxpool/torch_compat`: imports, attributes of what was imported, and ``getattr``,
+``hasattr`` or a function of `patching` with a name in quotes. Attributes of objects that only exist at run time can't be
+seen that way. Each name is looked up in this interpreter and in each environment below the folder: `make compat
+TORCH=...` makes them.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "architecture" / "torch-names.md"
 COMPAT = ROOT / "fxpool" / "torch_compat"
 _LIBRARIES = ("torch", "triton")
+#: Functions with an object and the name of an attribute as their first arguments.
+_NAMING = ("getattr", "hasattr", "patched", "replace", "replaced")
 
 #: By name: None where there is none, else its kind, its signature or value, and a digest of its source.
 Facts = dict[str, dict[str, str] | None]
@@ -126,7 +129,7 @@ def names_of(source: str) -> set[str]:
                 parts.append(name.attr)
             if isinstance(name.value, ast.Name) and name.value.id in known:
                 used.add(".".join([known[name.value.id], *reversed(parts)]))
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("getattr", "hasattr"):
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in _NAMING:
             used.update(_named(node, known))
     return used
 

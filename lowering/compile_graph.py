@@ -14,7 +14,7 @@ from fxpool.lowering.core.attempt import Attempt, Outcome
 from fxpool.lowering.core.runtime import runtime
 from fxpool.lowering.fallback import chain, recording
 from fxpool.torch_compat.dynamo import tracing
-from fxpool.torch_compat.inductor import clearing, forms
+from fxpool.torch_compat.inductor import cache_artifacts, forms
 from fxpool.torch_compat.operators import operator_tables
 from fxpool.watch import configured
 
@@ -39,7 +39,7 @@ def compile_graph(
     """
     frozen_objects.begin()  # if the backend was not looked up by its name
     operator_tables.watch()
-    clearing.watch(_cleared)
+    cache_artifacts.watch_clearing(_cleared)
     parsed = call_options.parse(mode, options)
     if recording.is_on():
         parsed = dataclasses.replace(parsed, mode="subprocess")  # as the machine that compiles them

@@ -91,14 +91,14 @@ def _moved(function: Callable[..., Any], inputs: tuple[Any, ...], device: str) -
     """Return the model and its inputs on `device`; the structure of the inputs is preserved."""
     import torch
 
-    from fxpool.torch_compat import nested
+    from fxpool.torch_compat.dynamo.tensors import flatten
 
     if torch.device(device).type == "cpu":
         return function, inputs
     torch.cuda.set_device(device)
     if isinstance(function, torch.nn.Module):
         function = function.to(device)
-    leaves, rebuild = nested.flatten(inputs)
+    leaves, rebuild = flatten(inputs)
     return function, rebuild([leaf.to(device) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves])
 
 
@@ -148,11 +148,11 @@ def _loss(outputs: Any) -> Any:
 def _tensors(value: Any) -> Iterator[Any]:
     import torch
 
-    from fxpool.torch_compat import nested
+    from fxpool.torch_compat.dynamo.tensors import flatten
 
     if hasattr(value, "to_tuple"):  # an output class of transformers
         value = value.to_tuple()
-    yield from (leaf for leaf in nested.flatten(value)[0] if isinstance(leaf, torch.Tensor))
+    yield from (leaf for leaf in flatten(value)[0] if isinstance(leaf, torch.Tensor))
 
 
 def _values(function: Callable[..., Any], inputs: tuple[Any, ...]) -> list[list[Any]]:

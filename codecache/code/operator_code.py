@@ -12,14 +12,14 @@ from typing import Any
 from fxpool.codecache.code.source_files import digest_file
 from fxpool.codecache.code.unproven import UnprovenError
 from fxpool.codecache.code.writer import Writer
-from fxpool.torch_compat.operators import by_value, custom_operators, operators, registrations
+from fxpool.torch_compat.operators import by_value, operators, registrations
 
 __all__ = ["add", "parts"]
 
 
 def add(proof: Writer, value: Any) -> None:
     """Add an operator: an overload, a packet, a higher-order operator or a `custom_op`. Raises UnprovenError."""
-    operator = custom_operators.operator_behind(value) or value
+    operator = operators.operator_behind(value) or value
     if operators.is_higher_order(operator):
         if not operators.is_torchs_higher_order(operator):
             raise proof.refused(f"the higher-order operator {operators.higher_order_name(operator)}")

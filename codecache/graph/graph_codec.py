@@ -39,10 +39,9 @@ from fxpool.codecache.graph.target_names import comes_with_torch, name_of
 from fxpool.codecache.graph.tensor_content import dtype_name, tensor_digest
 from fxpool.codecache.guards import guards
 from fxpool.errors import CannotTravelError
-from fxpool.torch_compat.cpp import mkl_linear
 from fxpool.torch_compat.cuda import attention
-from fxpool.torch_compat.dynamo import opaque_inputs, process_groups, shape_env, tensors
-from fxpool.torch_compat.operators import device_arguments, operators, placement
+from fxpool.torch_compat.dynamo import process_groups, shape_env, tensors
+from fxpool.torch_compat.operators import operators, placement
 from fxpool.torch_compat.triton import user_kernels
 
 # Node metadata that only records the origin of a node, or that the compile recomputes.
@@ -250,7 +249,7 @@ class GraphEncoder:
             target = called[2].rpartition(".")[2]
         elif not (isinstance(target, str) or operators.is_overload(target) or operators.is_packet(target)):
             return args, kwargs  # of the program, which may do anything with a text
-        return device_arguments.with_devices(target, args, kwargs, _DeviceName)
+        return operators.with_devices(target, args, kwargs, _DeviceName)
 
     def _kernel_call(self, node: torch.fx.Node, row: list[Any]) -> list[Any]:
         """Replace a Triton kernel's table indices by its data in a call's row: tables differ between processes."""
@@ -555,8 +554,8 @@ def _by_name(value: Any) -> Any:
 
 def _packing_of(gm: torch.fx.GraphModule, node: torch.fx.Node) -> tuple[torch.Tensor, int] | None:
     try:
-        packing = mkl_linear.packing_of(node)
-    except mkl_linear.UnknownPackingError as error:
+        packing = tensors.mkl_packing(node)
+    except tensors.UnknownPackingError as error:
         raise CannotTravelError("tensor", str(error)) from error
     return (gm_attribute(gm, str(packing.weight.target)), packing.rows) if packing is not None else None
 
@@ -597,5 +596,5 @@ _ENCODERS: dict[type, Callable[[GraphEncoder, Any], Any]] = {
     bytes: lambda _, v: ["bytes", v],
     _Group: lambda _, v: ["group", v.number],
     _DeviceName: GraphEncoder._device_name,
-    opaque_inputs.Opaque: lambda _, v: ["opaque", v.class_name],
+    tensors.OpaqueInput: lambda _, v: ["opaque", v.class_name],
 }

@@ -17,7 +17,7 @@ from fxpool.codecache.graph.graph_codec import gm_attribute
 from fxpool.codecache.guards import guards
 from fxpool.errors import CannotTravelError
 from fxpool.torch_compat.cuda import attention
-from fxpool.torch_compat.dynamo import opaque_inputs, process_groups, shape_env, tensors
+from fxpool.torch_compat.dynamo import process_groups, shape_env, tensors
 from fxpool.torch_compat.operators import operators
 from fxpool.torch_compat.triton import user_kernels
 
@@ -224,6 +224,6 @@ _DECODERS: dict[str, Callable[[GraphDecoder, list[Any]], Any]] = {
     "slice": lambda d, r: slice(*map(d.value, r[1:])),
     "range": lambda d, r: range(*r[1:]),
     "bytes": lambda d, r: r[1],
-    "opaque": lambda d, r: opaque_inputs.stand_in(r[1]),
+    "opaque": lambda d, r: tensors.opaque_stand_in(r[1]),
     "group": lambda d, r: process_groups.name_in_code(r[1]),
 }

@@ -36,7 +36,7 @@ from fxpool.frames.record import (
     origins,
     plain_text,
 )
-from fxpool.torch_compat.frames import folded, plain, tree
+from fxpool.torch_compat.frames import plain, tree, unguarded
 from fxpool.torch_compat.frames.converting import Call
 from fxpool.torch_compat.frames.guards import builtins_of
 from fxpool.torch_compat.frames.recording import Recorder
@@ -113,8 +113,8 @@ def make(call: Call, recorder: Recorder, entry_of: Callable[[Callable[..., Any]]
         record.scopes.append((name, names_there(name, mentioned - added if is_own else mentioned)))
     if looked_up & _ENVIRONMENT:
         record.environment = environment(looked_up)
-    if looked_up & folded.OF_DEVICES:
-        record.devices = folded.devices()
+    if looked_up & unguarded.OF_DEVICES:
+        record.devices = unguarded.devices()
     record.proof = prove(record, call, fitted)
     for name, number in numbers.items():
         if name in recorder.resumed:

@@ -22,7 +22,7 @@ import msgspec
 
 from fxpool.frames import byte_code, located
 from fxpool.frames.identity import Describer, NoDescriptionError, code_digest
-from fxpool.torch_compat.frames import folded
+from fxpool.torch_compat.frames import unguarded
 from fxpool.torch_compat.frames.converting import Call
 from fxpool.torch_compat.frames.guards import Built, Guards, GuardsDifferError, build, builtins_of
 from fxpool.torch_compat.frames.tree import Tree
@@ -215,7 +215,7 @@ def check_process(record: Record, call: Call) -> None:
     looked_up = mentioned | frozenset(record.computed)
     if record.environment is not None and record.environment != environment(looked_up):
         raise UnfitError("the environment is another, which the code reads")
-    if record.devices is not None and record.devices != folded.devices():
+    if record.devices is not None and record.devices != unguarded.devices():
         raise UnfitError("CUDA has other devices, which the code asks for")
     for name, there in record.scopes:
         if (now := names_there(name, mentioned)) != there:

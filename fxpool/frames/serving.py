@@ -40,8 +40,8 @@ from fxpool.lowering.core import options as call_options
 from fxpool.lowering.core.attempt import Attempt
 from fxpool.lowering.fallback import chain
 from fxpool.lowering.request import capture
-from fxpool.torch_compat.dynamo import collective_timeouts, frames, frozen_objects
-from fxpool.torch_compat.frames import converting, folded
+from fxpool.torch_compat.dynamo import frames, frozen_objects, process_groups
+from fxpool.torch_compat.frames import converting, unguarded
 from fxpool.torch_compat.frames.recording import Recorder
 from fxpool.torch_compat.inductor import hooks
 
@@ -200,7 +200,7 @@ def key_of(call: converting.Call, attempt: Attempt) -> str:
         repr(sorted(options.inductor.items())),
         sys.version,
         sys.flags.optimize,
-        folded.facts(),
+        unguarded.tracing_facts(),
         surroundings_of(attempt),
     ]
     return hashlib.sha256(key.canonical(facts)).hexdigest()
@@ -305,7 +305,7 @@ def _used(entry: Entry, store: LocalStore) -> None:
     """Mark an entry as used, for eviction and for ``save_cache_artifacts()``."""
     store.mark_used(entry)
     saved.record(entry, store)
-    collective_timeouts.grow(entry.metadata.compile_seconds)  # other ranks may compile it
+    process_groups.extend_timeouts(entry.metadata.compile_seconds)  # other ranks may compile it
 
 
 def _handed_over(match: _Match, call: converting.Call) -> Any:

@@ -1,9 +1,7 @@
 """The wall around torch's private names: all uses of torch's internals in fxpool are in this folder.
 
-    imported     calls a function once a torch module has been imported
-    patching     replaces attributes of torch's or Triton's, and restores them
+    patching     replaces attributes of torch's or Triton's; calls functions once a torch module has been imported
     versions     supported releases of torch, and the refusal of others
-    nested       flattens and rebuilds nested containers
     dynamo       Dynamo, symbolic shapes and fake tensors
     frames       traced functions: byte code with its guards
     operators    operators by name, and a program's registrations for them

@@ -22,7 +22,7 @@ from fxpool.lowering.artifact.load import GuardsDoNotHold
 from fxpool.lowering.core import switched_off
 from fxpool.lowering.request.captured import Captured
 from fxpool.lowering.request.compile_request import AOT, PACKAGE, CompileRequest
-from fxpool.torch_compat.dynamo import collective_timeouts, torch_counters
+from fxpool.torch_compat.dynamo import process_groups, torch_counters
 
 log = notices.logger(__name__)
 
@@ -83,7 +83,7 @@ def _hit(captured: Captured, entry: Entry, store: LocalStore, load: Callable[[Pa
     counters.count("hits")
     _tell_torch(captured, "hit")
     counters.add_seconds_saved(entry.metadata.compile_seconds)
-    collective_timeouts.grow(entry.metadata.compile_seconds)
+    process_groups.extend_timeouts(entry.metadata.compile_seconds)
     _used(captured, entry, store)
     return loaded
 

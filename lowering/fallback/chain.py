@@ -40,7 +40,7 @@ from fxpool.lowering.fallback.eager import RUNS_EAGERLY, run_eagerly
 from fxpool.lowering.request import capture
 from fxpool.lowering.request.captured import Captured
 from fxpool.lowering.request.compile_request import AOT, CODE_DIFFERS, CompileRequest
-from fxpool.torch_compat.dynamo import compile_times, precompile, torch_counters, tracing
+from fxpool.torch_compat.dynamo import compile_times, standalone, torch_counters, tracing
 from fxpool.torch_compat.inductor import aot
 from fxpool.torch_compat.state import configs
 
@@ -112,7 +112,7 @@ def compile_with_fallback(
         cause = error
         if attempt.failed(error) == "home":
             return _in_process(gm, inputs, attempt, cause)
-    if precompile.asked():  # AOTAutograd has to bundle Inductor's output in this process
+    if standalone.is_bundle_requested():  # AOTAutograd has to bundle Inductor's output in this process
         return _in_process(gm, inputs, attempt, cause)
     from fxpool.lowering.fallback import aot_graphs  # a hit saves 0.01 s
 
@@ -162,7 +162,7 @@ def _as_dynamo_made_it(
 
         return load_parts
 
-    written = precompile.asked()
+    written = standalone.is_bundle_requested()
     if written:  # Dynamo writes a file: it needs the whole graph, compiled when this returns
         in_pieces = None
     here = written or attempt.options.mode != "subprocess" or config.current().pool == "off"
@@ -222,7 +222,7 @@ def _written_by_dynamo(gm: torch.fx.GraphModule, call: Call, parts: Parts, captu
 
     if captured.lifted:
         return call
-    return precompile.give_bundle(gm, call, functools.partial(portable.bundle, parts, captured))
+    return standalone.give_precompile_bundle(gm, call, functools.partial(portable.bundle, parts, captured))
 
 
 def _now(cut: CutGraph, attempt: Attempt) -> Call | None:

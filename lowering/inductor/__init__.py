@@ -13,8 +13,7 @@ the program's process as without fxpool, and counted. A job that killed its work
 no eager form of a graph to fall back to.
 
     installation    install and uninstall
-    pools           `KernelPool` and `GraphPool`, which replace Inductor's pools in the compiling process
+    pools           `KernelPool` and `GraphPool`, which replace Inductor's pools; input and result of a job
     jobs            the worker's side: compiles a kernel or a graph
     program_run     installs in a program of ``fxpool run``, and reports its counters
-    records         input and result of a job, shared by both sides
 """

@@ -11,8 +11,7 @@ from typing import Any
 from fxpool.codecache.key import toolchain
 from fxpool.errors import CannotTravelError
 from fxpool.lowering.cuda import devices
-from fxpool.lowering.inductor.pools import KernelPool, Sent
-from fxpool.lowering.inductor.records import GraphJob, KernelJob, OtherCode, Result
+from fxpool.lowering.inductor.pools import GraphJob, KernelJob, KernelPool, OtherCode, Result, Sent
 from fxpool.lowering.request import ambient
 from fxpool.lowering.worker import compiler
 from fxpool.pool import current_job

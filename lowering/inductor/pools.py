@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextvars
+import dataclasses
 import functools
 import os
 import pickle
@@ -14,22 +15,28 @@ from typing import Any, Protocol
 
 from fxpool import config, counters, forks, notices
 from fxpool.codecache.code import program_code
+from fxpool.codecache.code.program_code import SentCode
 from fxpool.codecache.code.unproven import UnprovenError
 from fxpool.codecache.key import probe_cache
 from fxpool.errors import CannotTravelError, FxpoolError, PoolError, PoolUnavailableError, ProtocolError
 from fxpool.lowering.core import job_place, pool_environment, switched_off
 from fxpool.lowering.core.runtime import runtime
 from fxpool.lowering.fallback.eager import DEADLY
-from fxpool.lowering.inductor.records import GRAPH_JOB, KERNEL_JOB, GraphJob, KernelJob, OtherCode
 from fxpool.lowering.request import ambient
+from fxpool.lowering.request.ambient import AmbientState
 from fxpool.lowering.request.compile_request import CODE_DIFFERS
 from fxpool.lowering.request.needed import needed
 from fxpool.lowering.request.placement import current_device, visible_devices
 from fxpool.torch_compat.cpp import instruction_sets
+from fxpool.torch_compat.cpp.instruction_sets import InstructionSet
+from fxpool.torch_compat.cuda.device_facts import DeviceFacts
 from fxpool.torch_compat.inductor import hooks
 from fxpool.torch_compat.state import configs
 
-__all__ = ["GraphPool", "Interpreter", "KernelPool", "Send", "Sent", "to_pool"]
+__all__ = [
+    "GRAPH_JOB", "KERNEL_JOB", "GraphJob", "GraphPool", "Interpreter", "KernelJob", "KernelPool", "OtherCode",
+    "Result", "Send", "Sent", "to_pool",
+]  # fmt: skip
 
 log = notices.logger(__name__)
 
@@ -300,3 +307,59 @@ class GraphPool:
         sent = to_pool(GRAPH_JOB, payload, "graph", unseen=bool(facts), modules=modules, libraries=libraries)
         counters.count("borrowed", "fx")
         return sent
+
+
+KERNEL_JOB = "fxpool.lowering.inductor.jobs:run_kernel"
+GRAPH_JOB = "fxpool.lowering.inductor.jobs:run_graph"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class KernelJob:
+    """`call` is a pickled call of a torch function, `configuration` the sender's configuration.
+
+    `unseen`: it runs without visible devices.
+    """
+
+    call: bytes
+    configuration: Any
+    unseen: bool
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GraphJob:
+    """`graph` is Inductor's pickle. `modules` and `libraries` register its operators, `code` is the program's code.
+
+    `known` are the instruction sets that the sender has found usable, None if it has not probed. `devices` are those
+    that a worker answers for instead of seeing them, `current` is the index of the current device. `sees`: the worker
+    sees the devices, because only they can answer.
+    """
+
+    graph: bytes
+    modules: Sequence[str]
+    libraries: Sequence[str]
+    code: SentCode
+    state: AmbientState
+    known: Sequence[InstructionSet] | None
+    devices: Sequence[DeviceFacts]
+    current: int
+    sees: bool
+    toolchain_dir: str | None
+
+
+class OtherCode(str):
+    """Replaces a result if the worker has other code than the program; the text names the code."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """The result of a job: it `returned` `value`, or raised, with the traceback as `value`.
+
+    `device_needed`: it did neither, because it needs an answer that only a device can give; `value` is the query.
+    """
+
+    value: Any
+    returned: bool = True
+    device_needed: bool = False
+
+    def dump(self) -> bytes:
+        return pickle.dumps(self, pickle.HIGHEST_PROTOCOL)

@@ -30,7 +30,7 @@ def environment(*, reports: str = "", wait: bool = False) -> dict[str, str]:
 
 def begin() -> None:
     """Install fxpool as soon as Inductor is imported, and report at exit. Called when torch has been imported."""
-    from fxpool.torch_compat.imported import when_imported  # late: imported by a program that only imports torch
+    from fxpool.torch_compat.patching import when_imported  # late: imported by a program that only imports torch
 
     wanted = json.loads(os.environ[PROGRAM_RUN])
     when_imported("torch._inductor.compile_fx", lambda module: _install())

@@ -18,9 +18,9 @@ from fxpool.codecache.key import cacheable, configured, system, toolchain
 from fxpool.errors import CannotTravelError
 from fxpool.lowering.request import variables
 from fxpool.torch_compat.cpp import cpp_toolchain
+from fxpool.torch_compat.cuda import device_facts
 from fxpool.torch_compat.operators import by_value
 from fxpool.torch_compat.state import configs, switches, thread_state
-from fxpool.torch_compat.triton import libdevice
 
 
 @dataclasses.dataclass
@@ -80,8 +80,8 @@ def capture(*, before_autograd: bool, toolchain_dir: str | None = None) -> Ambie
         raise CannotTravelError("saved_tensor_hooks", "default hooks for saved tensors would be part of the graph")
     configuration, code = configs.captured()
     environment = _environment(toolchain_dir)
-    if (library := libdevice.asked_for()) is not None:
-        environment[libdevice.VARIABLE] = library
+    if (library := device_facts.requested_libdevice()) is not None:
+        environment[device_facts.LIBDEVICE_VARIABLE] = library
     return AmbientState(switches.capture(), configuration, environment, _dump_code(code), code)
 
 
@@ -123,8 +123,8 @@ def key_parts(state: AmbientState) -> tuple[dict[str, Any], dict[str, Any]]:
     counting = {name: value for name, value in state.environment.items() if variables.in_key(name)}
     ambient = {**state.switches, "environment": counting}
     ambient["default_device"] = without_index(ambient["default_device"])
-    if libdevice.VARIABLE in state.environment and libdevice.VARIABLE not in os.environ:
-        ambient["libdevice"] = system.file_given_to_triton(state.environment[libdevice.VARIABLE])
+    if device_facts.LIBDEVICE_VARIABLE in state.environment and device_facts.LIBDEVICE_VARIABLE not in os.environ:
+        ambient["libdevice"] = system.file_given_to_triton(state.environment[device_facts.LIBDEVICE_VARIABLE])
     passes = {name: configured.identity(name, value) for name, value in state.configured.items()}
     return ambient, {**configs.key_values(state.configuration), "passes": passes}
 

@@ -28,7 +28,7 @@ from fxpool.lowering.request.captured import Captured
 from fxpool.lowering.request.compile_request import AOT, FX, PACKAGE, CompileRequest
 from fxpool.lowering.request.needed import needed
 from fxpool.lowering.request.placement import Placement, placement_of
-from fxpool.torch_compat.dynamo import frames, log_state, opaque_inputs, shape_env, tracing
+from fxpool.torch_compat.dynamo import frames, log_state, shape_env, tensors, tracing
 from fxpool.torch_compat.dynamo.shape_env import ShapeEnv
 from fxpool.torch_compat.dynamo.tracing import TracingContext
 from fxpool.torch_compat.inductor import aot, debug_files
@@ -150,7 +150,7 @@ def capture_inner(
     if shape_env.translation_validation(env):
         raise CannotTravelError("translation_validation")
     encoder = graph_codec.GraphEncoder(own_indices=configs.calls_through_cpp())
-    values = [encoder.value(value) for value in opaque_inputs.handed_on(gm.graph, list(inputs))]
+    values = [encoder.value(value) for value in tensors.with_opaque_inputs(gm.graph, list(inputs))]
     encoded = encoder.encode(gm)
     traced = _Traced(
         level=FX,

@@ -18,7 +18,6 @@ from fxpool.codecache.key.key import GraphKey
 from fxpool.codecache.store.bounds import Bounds
 from fxpool.codecache.store.entry import Origin
 from fxpool.lowering.request.ambient import AmbientState
-from fxpool.torch_compat.cpp import mkl_linear
 from fxpool.torch_compat.cuda.device_facts import DeviceFacts
 from fxpool.torch_compat.cuda.padding import PaddingQuestion
 from fxpool.torch_compat.dynamo import tensors, tracing
@@ -53,7 +52,7 @@ class CompileRequest:
     cannot be pickled, is sent as None.
 
     `packings` says of some constants what they are made from again in the worker: the number of another constant, and a
-    number of rows (`torch_compat.cpp.mkl_linear`).
+    number of rows (`torch_compat.dynamo.tensors`).
 
     `code` identifies the program's code that the worker's has to be equal to; None if that cannot be determined.
 
@@ -179,5 +178,5 @@ def _arrived(constants: Sequence[Any], packings: Mapping[int, tuple[int, int]]) 
     with tensors.modes_disabled():  # in this process too, a request may be loaded inside a trace
         arrived = [tensors.travelled(constant) if constant is not None else None for constant in constants]
         for number, (weight, rows) in packings.items():
-            arrived[number] = mkl_linear.pack(arrived[weight], rows)
+            arrived[number] = tensors.pack_for_mkl(arrived[weight], rows)
     return arrived

@@ -7,7 +7,6 @@
     packages    compiles an exported program with AOTInductor
     wrapper     links the generated module into code that loads without a compiler
     recompute   compiles a cached graph again and compares: ``fxpool cache verify --recompute``
-    random_inputs   makes inputs to run both versions on
     warmup      small compiles in the zygote, so that a worker's first job is as fast as later ones
 
 Imports `request`, `artifact`, `cpp`, `cuda` and `core`.

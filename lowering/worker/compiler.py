@@ -41,8 +41,8 @@ from fxpool.lowering.worker import wrapper
 from fxpool.lowering.worker.reused import EqualGraphs, OtherBackwardError
 from fxpool.torch_compat.cpp import commands
 from fxpool.torch_compat.dynamo import log_state, process_groups, shape_env, tensors, tracing
-from fxpool.torch_compat.inductor import aot, given, inner, output_code
-from fxpool.torch_compat.inductor.repro_text import marked
+from fxpool.torch_compat.inductor import aot, inner, output_code
+from fxpool.torch_compat.inductor.output_code import repro_text_marked
 from fxpool.torch_compat.operators import operators, otherwise
 from fxpool.torch_compat.operators.by_value import NotBroughtError
 from fxpool.torch_compat.operators.otherwise import Otherwise
@@ -125,7 +125,7 @@ def _compile(
         )
         phase("lowering")
         cpp, sources = commands.collecting(linking.take, linking.begin), building.collecting()
-        with unless_met(others), _restart_caught() as asked, cpp, sources, triton.collecting(), marked():
+        with unless_met(others), _restart_caught() as asked, cpp, sources, triton.collecting(), repro_text_marked():
             made = _aot(request, decoder, equal) if request.level == AOT else _inner(request, decoder)
         if asked:
             return _restart(request, asked, started)
@@ -350,7 +350,7 @@ class _Output:
     def link(self, name: str, names: Names, indices: Sequence[int]) -> None:
         """Link its code, like `_Result.link`."""
         self._output = inner.travelling(self._output)
-        given.leave_out(self._output, self._given)
+        output_code.leave_out_constants(self._output, self._given)
         _link(self._output, name, names, indices)
 
     def pack(self, context: tracing.TracingContext | None) -> tuple[bytes, Effects]:
@@ -431,7 +431,7 @@ def compile_live(captured: Captured, gm: torch.fx.GraphModule, inputs: Sequence[
         cpu_tuning.tuned(request.toolchain_dir, lambda: ambient.shaping(request.ambient)) as on_cpu,
     ):
         cpp = commands.collecting(linking.take, linking.begin)
-        with _restart_caught() as asked, cpp, building.collecting(), marked():
+        with _restart_caught() as asked, cpp, building.collecting(), repro_text_marked():
             made = _Result(aot.compile_graph(gm, inputs, keep_result=True).result, captured.sources)
         if asked:
             return _restart(request, asked, started)

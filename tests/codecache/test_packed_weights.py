@@ -9,7 +9,7 @@ import torch
 
 from fxpool.codecache.graph.graph_codec import EncodedGraph, GraphEncoder
 from fxpool.errors import CannotTravelError
-from fxpool.torch_compat.cpp import mkl_linear
+from fxpool.torch_compat.dynamo import tensors
 
 pytestmark = [
     pytest.mark.skipif(not torch._C.has_mkl, reason="this build has no MKL"),
@@ -30,7 +30,7 @@ def _encoded(weight: torch.Tensor, packed: torch.Tensor, rows: int = 16, *uses: 
 
 
 def test_they_are_described_by_what_they_were_made_from() -> None:
-    encoded = _encoded(WEIGHT, mkl_linear.pack(WEIGHT, 16))
+    encoded = _encoded(WEIGHT, tensors.pack_for_mkl(WEIGHT, 16))
     ((number, (weight, rows)),) = encoded.packings.items()
     assert encoded.constants[number].is_mkldnn
     assert torch.equal(encoded.constants[weight], WEIGHT)
@@ -38,7 +38,7 @@ def test_they_are_described_by_what_they_were_made_from() -> None:
 
 
 def test_the_description_is_of_the_weight_and_not_of_the_packed_form() -> None:
-    packed = mkl_linear.pack(WEIGHT, 16)
+    packed = tensors.pack_for_mkl(WEIGHT, 16)
     other = packed.to_dense().add(1.0).to_mkldnn()
     assert _encoded(WEIGHT, packed).description == _encoded(WEIGHT, other).description
     assert _encoded(WEIGHT, packed).description != _encoded(WEIGHT + 1, packed).description
@@ -47,7 +47,7 @@ def test_the_description_is_of_the_weight_and_not_of_the_packed_form() -> None:
 
 def test_one_with_other_uses_is_refused() -> None:
     with pytest.raises(CannotTravelError, match="packed for MKL, and has other uses"):
-        _encoded(WEIGHT, mkl_linear.pack(WEIGHT, 16), 16, torch.ops.aten.neg.default)
+        _encoded(WEIGHT, tensors.pack_for_mkl(WEIGHT, 16), 16, torch.ops.aten.neg.default)
 
 
 def test_plain_constants_have_no_packings() -> None:

@@ -33,6 +33,8 @@ def function(mode):
     inductor_config.cpp.cxx
     getattr(codecache, "since_some_release", None)
     hasattr(mode, "not_torch_s")
+    with patched(codecache, "replaced", mode):
+        pass
     return _guards.TracingContext.try_get().attribute
 """
 
@@ -45,6 +47,7 @@ def test_names_are_found_where_they_are_used() -> None:
         "torch._inductor.config",
         "torch._inductor.config.cpp.cxx",
         "torch._inductor.codecache.since_some_release",
+        "torch._inductor.codecache.replaced",
         "torch._dynamo.exc.SkipFrame",
         "torch._C._something",
         "torch._guards.TracingContext.try_get",

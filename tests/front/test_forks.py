@@ -421,12 +421,12 @@ def _attach() -> None:
 
 
 def _watch_clearing() -> None:
-    from fxpool.torch_compat.inductor import clearing
+    from fxpool.torch_compat.inductor import cache_artifacts
 
-    clearing._CACHES, caches = (), clearing._CACHES  # type: ignore[assignment]  # the methods stay as they are
-    clearing._watching, watching = False, clearing._watching
-    clearing.watch(lambda cache: None)
-    clearing._CACHES, clearing._watching = caches, watching
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cache_artifacts, "_CACHES", ())  # the methods stay as they are
+        patch.setattr(cache_artifacts, "_watching", False)
+        cache_artifacts.watch_clearing(lambda cache: None)
 
 
 def _surrounded() -> None:
@@ -517,8 +517,8 @@ CASES: dict[str, Callable[[Path], Case]] = {
     "fxpool/torch_compat/state/configs.py:_muted": _of_module(
         "fxpool.torch_compat.state.configs", "_muted", lambda: _entered_and_left()
     ),
-    "fxpool/torch_compat/inductor/clearing.py:_lock": _of_module(
-        "fxpool.torch_compat.inductor.clearing", "_lock", _watch_clearing
+    "fxpool/torch_compat/inductor/cache_artifacts.py:_lock": _of_module(
+        "fxpool.torch_compat.inductor.cache_artifacts", "_lock", _watch_clearing
     ),
     "fxpool/torch_compat/frames/converting.py:_lock": _of_module(
         "fxpool.torch_compat.frames.converting", "_lock", lambda: _surrounded()

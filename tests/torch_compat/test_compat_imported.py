@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fxpool.torch_compat.imported import when_imported
+from fxpool.torch_compat.patching import when_imported
 
 NAME = "compat_module_to_import"
 

@@ -6,7 +6,7 @@ from collections import OrderedDict, namedtuple
 
 import torch
 
-from fxpool.torch_compat.nested import flatten
+from fxpool.torch_compat.dynamo.tensors import flatten
 
 Pair = namedtuple("Pair", "first second")
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from fxpool.torch_compat import nested
+from fxpool.torch_compat.dynamo.tensors import flatten
 
 __all__ = ["rotated"]
 
@@ -36,7 +36,7 @@ def rotated(fn: Callable[..., object], arguments: Sequence[Any], device: torch.d
 
 
 def _copies(arguments: tuple[Any, ...], device: torch.device) -> Iterator[tuple[Any, ...]]:
-    values, rebuild = nested.flatten(arguments)
+    values, rebuild = flatten(arguments)
     tensors = [value for value in values if isinstance(value, torch.Tensor)]
     # A tensor in an autograd graph can't be copied without leaving that graph.
     if not tensors or not all(type(tensor) is torch.Tensor and tensor.is_leaf for tensor in tensors):

@@ -13,7 +13,7 @@ import torch
 from fxpool import quantities
 from fxpool.bench.measurement import clocks, exclusive, inputs, samples
 from fxpool.bench.measurement.result import Measurement
-from fxpool.torch_compat import nested
+from fxpool.torch_compat.dynamo.tensors import flatten
 
 __all__ = ["device_among", "measure"]
 
@@ -139,7 +139,7 @@ def _turn(where: torch.device, alone: bool, patience: float) -> Any:
 
 def device_among(arguments: tuple[Any, ...]) -> torch.device | None:
     """Return the device of the first GPU tensor in the arguments, or None."""
-    tensors = [value for value in nested.flatten(arguments)[0] if isinstance(value, torch.Tensor)]
+    tensors = [value for value in flatten(arguments)[0] if isinstance(value, torch.Tensor)]
     return next((tensor.device for tensor in tensors if tensor.device.type != "cpu"), None)
 
 

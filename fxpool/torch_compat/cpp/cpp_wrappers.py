@@ -3,6 +3,11 @@
 Such a graph's generated module hands one long C++ source to Inductor's builder, which compiles it and loads the
 library. In a worker the library is built, but not loaded (`collecting`), and its bytes go into the entry; the process
 that calls the graph loads them (`entry_at`) and calls no compiler.
+
+Inductor's source of a GPU graph contains paths of its Triton kernels' binaries in the directory of the process that
+compiled them, and loads them from there at the graph's first call. Another process, or a later run, cannot rely on
+these files. CUDA's driver also loads a binary from memory, and the assembler can embed one in a library (`.incbin`), as
+in AOTInductor's packages (`embed_kernels`).
 """
 
 from __future__ import annotations
@@ -14,6 +19,7 @@ import hashlib
 import importlib.machinery
 import importlib.util
 import os
+import re
 import shlex
 import sys
 import types
@@ -22,12 +28,11 @@ from typing import Any
 
 import torch
 
-from fxpool.torch_compat.cpp import embedded_kernels
 from fxpool.torch_compat.patching import patched
 
 __all__ = [
-    "ENTRY", "LOADER", "CollectedWrapper", "collecting", "digest", "entry_at", "generated_digest", "headers_in",
-    "unloaded",
+    "ENTRY", "LOADER", "CollectedWrapper", "collecting", "digest", "embed_kernels", "entry_at", "generated_digest",
+    "headers_in", "unloaded",
 ]  # fmt: skip
 
 #: The entry function of Inductor's libraries, and the function that a generated module calls to build a library.
@@ -51,7 +56,7 @@ Take = Callable[[str, str, Callable[[], bytes]], None]
 def collecting(take: Take) -> Iterator[None]:
     """Let Inductor generate C++ wrappers without loading them.
 
-    The library of a GPU wrapper contains its kernels (`embedded_kernels`). A compile raises NotImplementedError if its
+    The library of a GPU wrapper contains its kernels (`embed_kernels`). A compile raises NotImplementedError if its
     wrapper refers to files of this process's directories in another way.
     """
     from torch._inductor import codecache
@@ -62,7 +67,7 @@ def collecting(take: Take) -> Iterator[None]:
                 raise NotImplementedError(f"a C++ wrapper refers to {flag} by a path that is gone afterwards")
         told = dict(kwargs)
         if told.get("device_type") == "cuda":
-            told["main_code"] = embedded_kernels.self_contained(told["main_code"])
+            told["main_code"] = embed_kernels(told["main_code"])
         source = "\n".join(value for value in (*args, *told.values()) if isinstance(value, str))
         take(digest(args, kwargs), source, _builder(args, told))
         return CollectedWrapper()
@@ -169,3 +174,50 @@ def entry_at(path: str, name: str, entry: str = ENTRY) -> Callable[..., Any]:
     loader.exec_module(module)
     function: Callable[..., Any] = getattr(module, entry)
     return function
+
+
+#: A C++ string as Inductor writes it, and its call of the loader that takes a path.
+_STRING = r'"(?:[^"\\\n]|\\.)*"'
+_LOADS = re.compile(rf"loadKernel\((?P<path>{_STRING}), (?P<name>{_STRING}), (?P<shared>\d+), cubin_dir_\)")
+#: Code that finds kernels in another way: by compiling their text on the first call (the default since 2.12).
+_UNKNOWN_LOADS = re.compile(r'runTritonKernelWithAutotune\(|"(?:[^"\\\n]|\\.)*\.(?:cubin|hsaco|spv)"')
+_FIRST_HEADER = re.compile(r"^#include [^\n]*\n", re.MULTILINE)
+_ESCAPE = re.compile(r"\\(.)")
+
+
+def embed_kernels(source: str) -> str:
+    """Return the source of a C++ wrapper with its kernels' binaries embedded in place of their paths.
+
+    The files have to exist until it is compiled. Raises NotImplementedError: it also finds code in another way.
+    """
+    definitions: list[str] = []
+
+    def from_memory(call: re.Match[str]) -> str:
+        symbol = _kernel_symbol(len(definitions))
+        definitions.append(_kernel_definition(symbol, _ESCAPE.sub(r"\1", call["path"][1:-1])))
+        return f"loadKernel(static_cast<const void*>({symbol}), {call['name']}, {call['shared']})"
+
+    changed = _LOADS.sub(from_memory, source)
+    if (other := _UNKNOWN_LOADS.search(changed)) is not None:
+        raise NotImplementedError(f"a C++ wrapper finds a kernel in a way that is not known: {other[0]}")
+    declared = "".join(_kernel_declaration(_kernel_symbol(number)) for number in range(len(definitions)))
+    # Not at the top: the first include in a file has to be the precompiled header.
+    with_names = _FIRST_HEADER.sub(lambda header: header[0] + declared, changed, count=1)
+    if definitions and with_names == changed:
+        raise NotImplementedError("a C++ wrapper has no header")
+    return with_names + "".join(definitions)
+
+
+def _kernel_symbol(number: int) -> str:
+    return f"fxpool_kernel_{number}"
+
+
+def _kernel_declaration(symbol: str) -> str:
+    return f'extern "C" __attribute__((visibility("hidden"))) const unsigned char {symbol}[];\n'
+
+
+def _kernel_definition(symbol: str, path: str) -> str:
+    if not path.isprintable() or any(character in path for character in '"\\'):
+        raise NotImplementedError(f"the path of a kernel can't be told to the assembler: {path!r}")
+    lines = (".pushsection .rodata", ".balign 16", f"{symbol}:", f'.incbin \\"{path}\\"', ".popsection")
+    return "\n__asm__(" + " ".join(f'"{line}\\n"' for line in lines) + ");"

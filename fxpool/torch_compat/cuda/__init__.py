@@ -1,6 +1,6 @@
 """CUDA devices in processes that see none.
 
-device_facts      facts that compiling for a device depends on, as plain data
+device_facts      facts that compiling for a device depends on, as plain data; the math library to link
 common_devices    facts of common GPUs
 device_answers    answers torch and Triton from facts
 device_guard      the same for torch's C++

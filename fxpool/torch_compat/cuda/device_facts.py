@@ -3,11 +3,17 @@
 Lowering and Triton query a device for a handful of facts. The process that has the device reads them once (`capture`).
 They are sent with each request and are part of its key, and a worker answers from them
 (`torch_compat.cuda.device_answers`) without touching a device.
+
+Another such fact is the math library. If a configuration requests eager's rounding, torch points Triton at the CUDA
+toolkit's libdevice in the process that compiles, through an environment variable and a Triton global. Here the path is
+sent as the variable, the file's content is in the key, and the program's own environment is not changed.
 """
 
 from __future__ import annotations
 
 import functools
+import os
+import sys
 from typing import Any
 
 import msgspec
@@ -111,3 +117,41 @@ def _driver_properties(index: int) -> dict[str, int]:
             raise RuntimeError(f"CUDA's driver does not tell {name} of device {index}")
         properties[name] = value.value
     return properties
+
+
+LIBDEVICE_VARIABLE = "TRITON_LIBDEVICE_PATH"
+
+
+def requested_libdevice() -> str | None:
+    """Return the file that torch would make Triton link as configured, or None for Triton's own.
+
+    Also None if the environment already names a file, or if this machine has no toolkit. Source: torch 2.12 to 2.15,
+    `_inductor/runtime/compile_tasks.py`; torch 2.11 does not support this.
+    """
+    from torch._inductor import config
+    from torch._inductor.runtime import compile_tasks
+
+    function = getattr(compile_tasks, "_set_triton_libdevice_path", None)
+    if function is None or torch.version.cuda is None or LIBDEVICE_VARIABLE in os.environ:
+        return None
+    # The options that request it differ between releases; the function's code shows which options it reads.
+    reads = function.__code__.co_names
+    by_precision = "emulate_precision_casts" in reads and config.emulate_precision_casts
+    if not (by_precision or config.eager_numerics.use_pytorch_libdevice):
+        return None
+    return _set_by_program() or _of_toolkit()
+
+
+def _set_by_program() -> str | None:
+    knobs = sys.modules.get("triton.knobs")
+    return getattr(getattr(knobs, "nvidia", None), "libdevice_path", None)
+
+
+def _of_toolkit() -> str | None:
+    # Importing it searches for the toolkit, which takes time, so it is imported only if the option is set.
+    from torch.utils import cpp_extension
+
+    if cpp_extension.CUDA_HOME is None:
+        return None
+    path = os.path.join(cpp_extension.CUDA_HOME, "nvvm", "libdevice", "libdevice.10.bc")
+    return path if os.path.isfile(path) else None

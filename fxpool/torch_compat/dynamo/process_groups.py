@@ -6,21 +6,28 @@ gets placeholder groups of the same sizes, and the names are inserted when the c
 
 A worker also knows whether its client has a default group, which is in the key. Ranks, the default group's size and
 symmetric memory are in neither: a compile that asks for one of them is left to the client.
+
+One rank may be served a graph that another rank compiles for minutes. The first rank then waits in a collective, and
+NCCL would time out. As after a hit of Inductor's own cache, all groups of this process get a longer timeout for their
+next collective (`extend_timeouts`). Only NCCL's backend supports this.
 """
 
 from __future__ import annotations
 
 import contextlib
+import datetime
+import sys
 import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import torch
+from torch._dynamo.utils import get_metrics_context
 
 from fxpool.errors import CannotTravelError
 from fxpool.torch_compat.patching import patched
 
-__all__ = ["initialized", "name_in_code", "number_in_code", "position", "shown", "size"]
+__all__ = ["extend_timeouts", "initialized", "name_in_code", "number_in_code", "position", "shown", "size"]
 
 _NAMESPACES = frozenset(("_c10d_functional", "_c10d_functional_autograd", "c10d_functional", "_dtensor", "symm_mem"))
 _PREFIX = "fxpool:process group "
@@ -123,3 +130,15 @@ def shown(sizes: Sequence[int], *, default: bool) -> Iterator[None]:
             raise
     if asked:
         raise CannotTravelError("differs_between_ranks", asked[0])
+
+
+def extend_timeouts(seconds: float) -> int:
+    """Extend timeouts of collectives by whole seconds; return by how many, 0 if the program is not distributed."""
+    context = get_metrics_context()
+    if context.in_progress():  # not in a thread that compiles in the background
+        context.increment("distributed_ephemeral_timeout_us", int(seconds * 1e6))
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return 0
+    distributed.distributed_c10d._add_ephemeral_timeout_for_all_pgs(datetime.timedelta(seconds=int(seconds)))
+    return int(seconds)

@@ -1,4 +1,9 @@
-"""Graphs that are compiled without Dynamo: their shapes, and files in the format of torch's own artifacts."""
+"""Compiled graphs that outlive their process: without Dynamo, as torch's own artifacts; in Dynamo's files.
+
+For ``torch.compile(...).aot_compile`` and ``caching_precompile`` Dynamo writes its guards and bytecode, and asks the
+back end for a form of each compiled graph that pickles: the result that AOTAutograd bundles for its own cache. Torch
+loads it without a back end.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +16,8 @@ from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-__all__ = ["context_and_inputs", "give_bundle", "save", "saveable"]
+__all__ = ["context_and_inputs", "give_bundle", "give_precompile_bundle", "is_ahead_of_time", "is_bundle_requested",
+           "save", "saveable"]  # fmt: skip
 
 
 @contextlib.contextmanager
@@ -88,3 +94,32 @@ def save(call: Callable[..., Any], path: str, label: str) -> None:
         raise ValueError(f"{label} cannot be saved: it holds its own parameters, or runs eagerly; "
                          "make the parameters inputs of the graph")  # fmt: skip
     AOTCompiledArtifact(call).save(path=path)
+
+
+def is_ahead_of_time() -> bool:
+    """Return whether the current graph is compiled for ``aot_compile``, which writes it to its own file."""
+    from torch._functorch import config
+
+    return bool(getattr(config, "force_autograd_cache", False) and getattr(config, "bypass_autograd_cache_key", False))
+
+
+def is_bundle_requested() -> bool:
+    """Return whether Dynamo will request a picklable form of the current graph."""
+    return is_ahead_of_time() or bool(getattr(torch._dynamo.config, "caching_precompile", False))
+
+
+def give_precompile_bundle(
+    gm: torch.fx.GraphModule, call: Callable[..., Any], bundle: Callable[[], Any]
+) -> Callable[..., Any]:
+    """Return `call` with the attributes that Dynamo looks for; `bundle` makes a new bundled result on each call."""
+    backend_id = getattr(gm, "_backend_id", None)
+    if torch._dynamo.config.caching_precompile and backend_id is not None:
+        from torch._dynamo.precompile_context import PrecompileContext
+        from torch._functorch._aot_autograd.aot_autograd_result import BundledAOTAutogradCacheArtifact
+
+        PrecompileContext.record_artifact(BundledAOTAutogradCacheArtifact(backend_id, bundle()))
+
+    compiled = give_bundle(call, bundle)
+    made: Callable[..., Any] = torch._dynamo.disable(compiled, reason="fxpool's compiled graph")
+    made.serialize = bundle  # type: ignore[attr-defined]
+    return made

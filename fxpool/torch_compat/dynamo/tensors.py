@@ -1,19 +1,24 @@
-"""A tensor's description, and the fake tensor made from it in another process.
+"""A tensor's description, and the fake tensor made from it in another process. Constants and inputs of other kinds.
 
 torch's own graph pickler refuses views (it clears the fake mode of a view but not of its base), so fxpool has its own
 descriptions. The tensor is built by torch's MetaConverter, which preserves views, shared storages and leaves. Sizes,
 strides and offsets may be symbolic.
+
+A weight that Inductor's freezing packs for MKL's linear layer is bound to its address, because MKL stores alignments in
+it, and it contains uninitialized memory: it can be neither copied nor hashed. The layer's call has the weight itself as
+well, from which the form is made again (`mkl_packing`, `pack_for_mkl`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 import torch._subclasses.fake_tensor as fake_tensor
+from torch._library.fake_class_registry import FakeScriptObject
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch._subclasses.meta_utils import (
     MetaConverter,
@@ -22,6 +27,7 @@ from torch._subclasses.meta_utils import (
     safe_is_leaf,
 )
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+from torch.utils import _pytree
 from torch.utils._mode_utils import no_dispatch
 
 
@@ -225,3 +231,89 @@ def no_new_guards(tensor: Any) -> Iterator[None]:
     env = tensor.fake_mode.shape_env
     with env.suppress_guards() if env is not None else contextlib.nullcontext():
         yield
+
+
+def flatten(value: Any) -> tuple[list[Any], Callable[[Sequence[Any]], Any]]:
+    """Return the values in nested containers, and a function that rebuilds the containers from as many other values."""
+    leaves, spec = _pytree.tree_flatten(value)
+    return leaves, lambda others: _pytree.tree_unflatten(list(others), spec)
+
+
+class OpaqueInput:
+    """Replaces an input that is not a value when it is encoded, by the name of its class (torch 2.13 and later).
+
+    DTensor's device mesh is an input of the graph that AOTAutograd makes. The graph only passes it on to the backward.
+    A worker gets an object of the same class in its place.
+    """
+
+    def __init__(self, class_name: str) -> None:
+        self.class_name = class_name
+
+
+def with_opaque_inputs(graph: torch.fx.Graph, inputs: list[Any]) -> list[Any]:
+    """Return the inputs, with an `OpaqueInput` for each object that the graph only returns or does not use."""
+    if not any(isinstance(value, FakeScriptObject) for value in inputs):
+        return inputs
+    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+    return [
+        OpaqueInput(value.script_class_name)
+        if isinstance(value, FakeScriptObject) and all(user.op == "output" for user in node.users)
+        else value
+        for node, value in zip(placeholders, inputs, strict=True)
+    ]
+
+
+def opaque_stand_in(class_name: str) -> Any:
+    """Return an object to compile with, in place of an input of this class."""
+    return FakeScriptObject(None, class_name, None)
+
+
+class UnknownPackingError(Exception):
+    """A packed weight is used in a way that does not say what it was made from."""
+
+
+class MklPacking(NamedTuple):
+    """The origin of a packed weight: the node of the weight, and the number of rows of the layer's input."""
+
+    weight: torch.fx.Node
+    rows: int
+
+
+def mkl_packing(node: torch.fx.Node) -> MklPacking | None:
+    """Return the origin of the constant of a ``get_attr`` node; None if no linear layer of MKL takes it.
+
+    Raises:
+        UnknownPackingError: it has other uses as well, or different ones.
+    """
+    if not torch._C.has_mkl or node.op != "get_attr":
+        return None
+    users = [user for one in node.graph.find_nodes(op="get_attr", target=node.target) for user in one.users]
+    packings = {_packing(user) for user in users if _takes_packed(user, node.target)}
+    if not packings:
+        return None
+    if len(packings) > 1 or None in packings or not all(_takes_packed(user, node.target) for user in users):
+        raise UnknownPackingError(f"{node.target} is packed for MKL, and has other uses")
+    return packings.pop()
+
+
+def _takes_packed(user: torch.fx.Node, target: object) -> bool:
+    linear = (torch.ops.mkl._mkl_linear, torch.ops.mkl._mkl_linear.default)
+    return user.target in linear and len(user.args) > 1 and _is_constant(user.args[1], target)
+
+
+def _packing(user: torch.fx.Node) -> MklPacking | None:
+    packed, weight, *_, rows = user.args[1:]
+    if len(user.args) != 5 or not _is_constant(weight) or user.args.count(packed) != 1 or type(rows) is not int:
+        return None
+    assert isinstance(weight, torch.fx.Node)
+    return MklPacking(weight, rows)
+
+
+def _is_constant(value: object, target: object = None) -> bool:
+    return isinstance(value, torch.fx.Node) and value.op == "get_attr" and target in (None, value.target)
+
+
+def pack_for_mkl(weight: torch.Tensor, rows: int) -> torch.Tensor:
+    """Return `weight` packed for inputs of `rows` rows."""
+    packed: torch.Tensor = torch.ops.mkl._mkl_reorder_linear_weight(weight.detach(), rows)
+    return packed

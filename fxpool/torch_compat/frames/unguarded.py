@@ -1,99 +1,119 @@
-"""Hears what Dynamo reads while it traces, and makes no guard on: names looked up in vain, names listed, texts."""
+"""Facts that tracing depends on without a guard: about a program's objects, and torch's answers and configuration."""
 
 from __future__ import annotations
 
-import contextlib
-import enum
-import importlib.metadata
-import importlib.util
-import types
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+import functools
+import inspect
+import re
+from typing import Any
 
 import torch
-from torch._dynamo.variables import builtin, dicts, functions, misc
+from torch._dynamo import config
 
-from fxpool.torch_compat.patching import patched
+__all__ = [
+    "CONSTANT_RESULT", "MODULE_TABLES", "OF_DEVICES", "OPERATORS", "OPERATOR_NAMESPACE", "WRAPPER_ADDRESS", "devices",
+    "of_tensor", "stable_name", "tracing_facts", "without_addresses",
+]  # fmt: skip
 
-__all__ = ["Heard", "heard"]
-
-# Methods that look up an attribute of a module; releases have some of them.
-_OF_MODULES = ("call_obj_hasattr", "var_getattr", "tp_getattro_impl")
-# Python's functions that Dynamo calls on a program's objects.
-_READERS = (dir, str, repr, format)
-# Functions whose results Dynamo takes for constants, though they depend on installed packages.
-_ABOUT_PACKAGES = (importlib.util.find_spec, importlib.metadata.version)
-
-
-class Heard(Protocol):
-    """Receives what is heard: see `recording.Recorder`."""
-
-    results: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], Any]]
-    attributes: list[tuple[types.ModuleType, str]]
-    keys: set[str]
-    listed: list[types.ModuleType | type]
-    refusal: tuple[str, str] | None
-
-
-@contextlib.contextmanager
-def heard(recorder: Heard) -> Iterator[None]:
-    """Tell a recorder what Dynamo looks up in this block. Dynamo's lock must be held."""
-
-    def of_module(original: Callable[..., Any]) -> Callable[..., Any]:
-        def look_up(variable: Any, tx: Any, name: str, *arguments: Any) -> Any:
-            recorder.attributes.append((variable.value, name))
-            return original(variable, tx, name, *arguments)
-
-        return look_up
-
-    def item(variable: Any, tx: Any, key: Any) -> Any:
-        if type(text := _value(key)) is str:
-            recorder.keys.add(text)
-        return get(variable, tx, key)
-
-    def call(variable: Any, tx: Any, arguments: Sequence[Any], named: Any) -> Any:
-        if arguments and any(variable.fn is one for one in _READERS):
-            value = _value(arguments[0])
-            if variable.fn is dir and isinstance(value, (types.ModuleType, type)):
-                recorder.listed.append(value)
-            elif variable.fn is not dir and _has_own_text(value):
-                name = type(value).__qualname__
-                recorder.refusal = ("object", f"the text of {name}, which Dynamo takes for a constant")
-        return call_builtin(variable, tx, arguments, named)
-
-    def skip(variable: Any, tx: Any, arguments: Sequence[Any], named: Any) -> Any:
-        answer = call_skipped(variable, tx, arguments, named)
-        if any(variable.value is one for one in _ABOUT_PACKAGES):
-            constants = tuple(argument.as_python_constant() for argument in arguments)
-            recorder.results.append((variable.value, constants, {}, variable.value(*constants)))
-        return answer
-
-    call_builtin = builtin.BuiltinVariable.call_function
-    call_skipped = functions.SkipFunctionVariable.call_function
-    get = dicts.ConstDictVariable.getitem_const_raise_exception_if_absent
-    with contextlib.ExitStack() as stack:
-        for name in _OF_MODULES:
-            if (original := getattr(misc.PythonModuleVariable, name, None)) is not None:
-                stack.enter_context(patched(misc.PythonModuleVariable, name, of_module(original)))
-        stack.enter_context(patched(dicts.ConstDictVariable, get.__name__, item))
-        stack.enter_context(patched(builtin.BuiltinVariable, call_builtin.__name__, call))
-        stack.enter_context(patched(functions.SkipFunctionVariable, call_skipped.__name__, skip))
-        yield
+#: The types of operators, which their text names.
+OPERATORS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket, torch._ops.HigherOrderOperator)
+#: A module that has each operator from the time that its name was first looked up.
+OPERATOR_NAMESPACE = torch._ops._OpNamespace
+#: Dynamo calls a function with this attribute while it traces, and keeps the result.
+CONSTANT_RESULT = "_dynamo_marked_constant"
+#: Dynamo puts an address under this attribute of functions that it does not trace.
+WRAPPER_ADDRESS = "_torchdynamo_wrapper_id"
+#: Attributes of a module that hold other attributes by name.
+MODULE_TABLES = ("_parameters", "_buffers", "_modules")
+# Attributes under which FSDP and its like keep their state: torch makes a random name for them in each process.
+_COMPOSABLE = re.compile(r"(__composable_api_\w+_key)_[0-9a-f-]{36}")
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+# Attributes of tensors that Dynamo reads for code, and makes no guard on.
+_UNGUARDED = (
+    "_backward_hooks",
+    "_base",
+    "_post_accumulate_grad_hooks",
+    "grad_fn",
+    "is_leaf",
+    "names",
+    "output_nr",
+    "retains_grad",
+)
+_STORAGE = frozenset(("untyped_storage", "storage", "_typed_storage"))
+# Attributes under which Dynamo keeps what it decided about a tensor.
+_OF_DYNAMO = "_dynamo_"
 
 
-def _value(variable: Any) -> Any:
-    """The object that a variable of Dynamo's stands for, if it has one."""
-    attributes = vars(variable.realize())
-    return attributes.get("value", attributes.get("fn"))
+def without_addresses(text: str) -> str:
+    """Return the text of an object without addresses, which differ between processes."""
+    return _ADDRESS.sub("", text)
 
 
-def _has_own_text(value: Any) -> bool:
-    """Return whether Dynamo calls ``__repr__`` for an object, where it would trace a ``__str__``: without guards."""
-    if isinstance(value, types.FunctionType):
+def of_tensor(tensor: torch.Tensor, looked_up: frozenset[str]) -> str:
+    """Return what Dynamo makes no guard on: names of a tensor's attributes, and those of torch's that code looks up."""
+    found = sorted(stable_name(name) for name in vars(tensor) if not name.startswith(_OF_DYNAMO))
+    for name in _UNGUARDED:
+        if name in looked_up:
+            value = getattr(tensor, name, None)
+            text = repr(value) if isinstance(value, (bool, int, tuple, type(None))) else type(value).__name__
+            found.append(f"{name}={text}")
+    if not looked_up.isdisjoint(_STORAGE) and tensor.layout == torch.strided:
+        found.append(f"nbytes={tensor.untyped_storage().nbytes()}")
+    return " ".join(found)
+
+
+def stable_name(name: str) -> str:
+    """Return an attribute's name without a part that is random in each process."""
+    return _COMPOSABLE.sub(r"\1", name)
+
+
+def tracing_facts() -> list[Any]:
+    """Return them as plain data."""
+    device = torch.cuda.current_device() if torch.cuda.is_initialized() else 0
+    return [sorted(_answers()), device, sorted(_configuration())]
+
+
+def _answers() -> list[list[str]]:
+    """The results of functions without arguments that Dynamo calls while it traces."""
+    from torch._dynamo.variables import torch as variables
+
+    found = []
+    for function in variables.constant_fold_functions:
+        if function.__name__ not in OF_DEVICES and _takes_nothing(function):
+            try:
+                answer = repr(function())
+            except Exception as error:  # no such device, no process group
+                answer = type(error).__name__
+            found.append([f"{getattr(function, '__module__', '')}.{function.__qualname__}", answer])
+    return found
+
+
+#: Functions that initialize CUDA. `facts` does not ask them.
+OF_DEVICES = frozenset(("current_device", "current_device_index", "get_device_properties", "is_initialized"))
+
+
+def devices() -> list[str]:
+    """Return the current CUDA device and the properties of all. Initializes CUDA, as the code that asks does."""
+    if not torch.cuda.is_available():
+        return []
+    properties = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
+    return [str(torch.cuda.current_device()), *map(repr, properties)]
+
+
+@functools.cache
+def _takes_nothing(function: Any) -> bool:
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # written in C
         return True
-    cls: Any = type(value)
-    texts = (cls.__repr__, cls.__str__)
-    if isinstance(value, (type, enum.Enum)):
-        return any(isinstance(one, types.FunctionType) and one.__module__ != "enum" for one in texts)
-    is_code = isinstance(cls.__repr__, types.FunctionType) or cls.__repr__ is object.__repr__
-    return is_code and cls.__str__ is object.__str__ and not isinstance(value, torch.Tensor)
+    return all(one.default is not one.empty or one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD) for one in parameters)
+
+
+def _configuration() -> list[list[str]]:
+    found = []
+    for name, value in config.get_config_copy().items():
+        if isinstance(value, (set, frozenset)):
+            value = sorted(map(str, value))
+        if not callable(value):
+            found.append([name, repr(value)])
+    return found

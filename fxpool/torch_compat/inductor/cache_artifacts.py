@@ -7,19 +7,25 @@ A record is a reference. A process that loads a file must know the type, or torc
 is called when torch has been imported (`fxpool.torch_import`).
 
 `torch.compiler._cache` is imported by torch itself. Read in 2.11 to 2.15, where it is the same.
+
+`watch_clearing` reports the calls by which a program clears torch's caches on disk, which still do their work. They are
+static methods of classes that a program may have imported by name, so the method is replaced, not the class.
 """
 
 from __future__ import annotations
 
 import collections
+import functools
 import importlib
 import sys
+import types
 from collections.abc import Callable, Hashable
 from typing import Any
 
-from fxpool import notices
+from fxpool import forks, notices
+from fxpool.torch_compat.patching import when_imported
 
-__all__ = ["TYPE", "record", "register"]
+__all__ = ["TYPE", "record", "register", "watch_clearing"]
 
 log = notices.logger(__name__)
 
@@ -112,3 +118,36 @@ def _saved_before(manager: Any, kind: Any) -> list[Any]:
     if again:  # torch adds them again to the information about the next save
         manager._cache_info.artifacts.pop(TYPE, None)
     return again
+
+
+_CACHES = (
+    ("torch._inductor.codecache", "FxGraphCache"),
+    ("torch._functorch._aot_autograd.autograd_cache", "AOTAutogradCache"),
+)
+_lock = forks.lock(__name__, "_lock")
+_watching = False
+
+
+def watch_clearing(cleared: Callable[[str], None]) -> None:
+    """From now on, call `cleared` with the name of the class whose cache was cleared. Idempotent."""
+    global _watching
+    if _watching:
+        return
+    with _lock:
+        if _watching:
+            return
+        _watching = True
+        for module, name in _CACHES:
+            when_imported(module, functools.partial(_replace, name, cleared))
+
+
+def _replace(name: str, cleared: Callable[[str], None], module: types.ModuleType) -> None:
+    owner = getattr(module, name)
+    original = owner.clear
+
+    @functools.wraps(original)
+    def clear() -> None:
+        original()
+        cleared(name)
+
+    owner.clear = staticmethod(clear)

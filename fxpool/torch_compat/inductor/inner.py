@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import pickle
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+import torch._dynamo  # first, see torch_compat
+import torch._inductor as inductor
 
 from fxpool.torch_compat.patching import patched
 
@@ -154,7 +156,7 @@ def finish(graph: Any, inputs: Sequence[Any], arguments: dict[str, Any], given: 
     from torch._inductor.utils import BoxedBool
 
     from fxpool.torch_compat.inductor import output_code
-    from fxpool.torch_compat.inductor.given import Constants
+    from fxpool.torch_compat.inductor.output_code import Constants
 
     arguments = dict(arguments)
     if arguments.get("cudagraphs") is None:
@@ -203,3 +205,13 @@ def compile_as_torch_does(gm: torch.fx.GraphModule, inputs: Sequence[Any], argum
 
     with in_process_only():
         return compile_fx.compile_fx_inner(gm, inputs, **arguments)
+
+
+def compile_stock(
+    gm: torch.fx.GraphModule, inputs: Sequence[Any], mode: str | None, options: Mapping[str, Any] | None
+) -> Callable[..., Any]:
+    """Compile as ``backend="inductor"`` does. Modes and options unknown to torch are left out."""
+    known = set(inductor.list_options())
+    patches = dict(inductor.list_mode_options().get(mode, {})) if mode else {}
+    patches.update({name: value for name, value in (options or {}).items() if name.replace("-", "_") in known})
+    return inductor.compile(gm, list(inputs), options=patches)

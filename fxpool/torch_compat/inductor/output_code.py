@@ -4,21 +4,34 @@ A linked graph (`link`) carries its wrapper as code that is ready to be executed
 it imports nothing of Inductor beyond the modules that Dynamo has already imported. The following steps (alignment of
 inputs, cudagraphs, counters, traces) are torch's own post-compile or have the same effect. A graph that was not linked
 keeps torch's loader.
+
+Results refer to constants that the caller of a compile has by number (`Constants`, `leave_out_constants`). A frozen
+graph's weights are its constants. An entry that contained them would be as large as the model, and the caller has them
+anyway, as the key covers their content. Weights that oneDNN has packed have no form outside it: a worker gets the same
+numbers in a tensor of the same kind, which is enough to compile for them.
+
+Inductor keeps with its code the script that reproduces a graph, for ``TORCH_TRACE``. It begins with environment
+variables and configuration of the process that compiled the graph: secrets among them, and a worker's temporary
+folders. An entry has marks in their place (`repro_text_marked`), which become those of the process that traces.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib
 import linecache
 import marshal
 import os
+import re
 import sys
+import textwrap
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
+import torch._dynamo  # first, see torch_compat
 from torch._dynamo.utils import counters, get_metrics_context, get_runtime_metrics_context
 from torch._functorch._aot_autograd.aot_autograd_result import BundledCompiledBackward, BundledCompiledForward
 from torch._inductor import config, cudagraph_utils, metrics
@@ -27,7 +40,8 @@ from torch._inductor.runtime.autotune_cache import AutotuneCacheBundler, inducto
 from torch._logging import getArtifactLogger, trace_structured
 
 from fxpool.torch_compat.dynamo import log_state
-from fxpool.torch_compat.inductor import importable, repro_text
+from fxpool.torch_compat.inductor import importable
+from fxpool.torch_compat.patching import patched
 
 _output_code_log = getArtifactLogger("torch._inductor.codecache", "output_code")
 
@@ -213,7 +227,7 @@ def compiled_for(graph: Any, indices: Sequence[int]) -> None:
     """
     graph._fxpool_indices = tuple(indices)
     graph.fx_kwargs = {**graph.fx_kwargs, "graph_id": None}  # counts the process's graphs
-    graph.runnable_graph_str = repro_text.forget(graph.runnable_graph_str)
+    graph.runnable_graph_str = _without_process(graph.runnable_graph_str)
 
 
 def link(graph: Any, wrapper: Wrapper) -> None:
@@ -308,7 +322,7 @@ def _tell(graph: Any, place: str) -> None:
         return
     _output_code_log.debug("Output code: \n%s", graph.source_code)
     _output_code_log.debug("Output code written to: %s", place)
-    _artifact("fx_graph_runnable", "string", lambda: repro_text.of_this_process(graph.runnable_graph_str))
+    _artifact("fx_graph_runnable", "string", lambda: _of_this_process(graph.runnable_graph_str))
     trace_structured("inductor_post_grad_graph", payload_fn=lambda: graph.inductor_post_grad_graph_str)
     trace_structured(
         "inductor_output_code",
@@ -321,3 +335,67 @@ def _tell(graph: Any, place: str) -> None:
 
 def _artifact(name: str, encoding: str, text: Callable[[], str | None]) -> None:
     trace_structured("artifact", metadata_fn=lambda: {"name": name, "encoding": encoding}, payload_fn=text)
+
+
+# ---------------------------------------------------------------------------------- the script that reproduces a graph
+
+
+# torch's functions for the two parts.
+_PARTS = {"generate_env_vars_string": "environment", "generate_config_string": "configuration"}
+_MARKED = re.compile(r"^# (\w+) of the process:$.*?^# end of the \1$", re.DOTALL | re.MULTILINE)
+
+
+@contextlib.contextmanager
+def repro_text_marked() -> Iterator[None]:
+    """Let scripts that torch makes in the block have marks around what is of this process."""
+    from torch._dynamo.repro import after_aot
+
+    def around(part: str, make: Callable[..., str]) -> Callable[..., str]:
+        return lambda **options: f"# {part} of the process:\n{make(**options)}\n# end of the {part}"
+
+    with contextlib.ExitStack() as stack:
+        for name, part in _PARTS.items():
+            stack.enter_context(patched(after_aot, name, around(part, getattr(after_aot, name))))
+        yield
+
+
+def _without_process(script: str | None) -> str | None:
+    """Return a script without what its marks surround; an empty one if it has no marks."""
+    if not script:
+        return script
+    emptied, found = _MARKED.subn(r"# \1 of the process:\n# end of the \1", script)
+    return emptied if found == len(_PARTS) else ""
+
+
+def _of_this_process(script: str | None) -> str | None:
+    """Return a script of `_without_process` with this process's environment and configuration."""
+    if not script:
+        return script
+    from torch._dynamo.repro import after_aot  # imports Inductor: only for a trace
+
+    for name, part in _PARTS.items():
+        empty = f"# {part} of the process:\n# end of the {part}"
+        if empty in script:
+            script = script.replace(empty, textwrap.dedent(getattr(after_aot, name)()))
+    return script
+
+
+class Constants(CompiledFxGraphConstants):
+    """A loaded graph's constants: its own, and those of the caller's `given` that it refers to."""
+
+    def __init__(self, given: Sequence[torch.Tensor]) -> None:
+        self._given = given
+
+    def unwrap(self, g: Any) -> dict[str, Any]:
+        """Return the constants, by their names in the graph's code."""
+        named: Mapping[str, int] = getattr(g, "_fxpool_given", {})
+        return {**super().unwrap(g), **{name: self._given[number] for name, number in named.items()}}
+
+
+def leave_out_constants(graph: Any, given: Sequence[torch.Tensor]) -> None:
+    """Replace constants that are among `given` by their numbers, in a graph that is about to be pickled."""
+    numbers = {id(tensor): number for number, tensor in enumerate(given)}
+    constants = graph.constants or {}
+    named = {name: numbers[id(value)] for name, value in constants.items() if id(value) in numbers}
+    graph.constants = {name: value for name, value in constants.items() if name not in named}
+    graph._fxpool_given = named

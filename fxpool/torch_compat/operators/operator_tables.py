@@ -20,8 +20,8 @@ import torch
 from torch._functorch import config as functorch_config
 from torch._library.utils import get_layout_constraint_tag
 
-from fxpool.torch_compat.imported import when_imported
 from fxpool.torch_compat.operators import operators, own_code
+from fxpool.torch_compat.patching import when_imported
 
 __all__ = ["DECOMPOSED", "LOWERED", "TABLES", "Table", "Treatment", "are_known", "as_bytes", "default_constraint",
            "digest",

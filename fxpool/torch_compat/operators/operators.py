@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -178,3 +179,68 @@ def make_numpy_wrapper(kind: str, called: Any) -> Any:
 def is_script_object(value: Any) -> bool:
     """Return whether a value is a TorchScript object, real or fake."""
     return isinstance(value, torch._C.ScriptObject) or type(value).__name__ == "FakeScriptObject"
+
+
+def operator_behind(value: Any) -> Any | None:
+    """Return the operator (an OpOverload) behind an object of `custom_op` or `triton_op`; None for another object."""
+    from torch._library.custom_ops import CustomOpDef
+
+    return value._opoverload if isinstance(value, CustomOpDef) else None
+
+
+# Methods and functions without an operator of the same name and parameters: the position of the device.
+_DEVICE_POSITIONS: Mapping[str, int] = {"_enter_autocast": 0, **dict.fromkeys(("cuda", "xpu", "mtia", "hpu"), 1)}
+_DEVICE_KEYWORDS = frozenset(("device", "device_type"))
+
+
+def with_devices(
+    target: OpOverload | OpOverloadPacket | str,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    make: Callable[[str], Any],
+) -> tuple[Sequence[Any], Mapping[str, Any]]:
+    """Return the arguments of a call, with each text that a parameter takes for a device replaced by `make` of it.
+
+    A graph may contain a device as text, such as ``x.to("cuda:3")``. Whether a text is a device is up to the parameter
+    that takes it: an operator may have a parameter for text that happens to look like a device.
+
+    `target` is an operator, or the name of a method of tensors or of a function that comes with torch.
+    """
+    positions, names = _of_torch(target) if isinstance(target, str) else _of_operator(target)
+
+    def replaced(declared: bool, value: Any) -> Any:
+        return make(value) if declared and isinstance(value, str) else value
+
+    return (
+        [replaced(at in positions, value) for at, value in enumerate(args)],
+        {name: replaced(name in names, value) for name, value in kwargs.items()},
+    )
+
+
+_DeviceArguments = tuple[frozenset[int], frozenset[str]]
+
+
+def _of_operator(target: OpOverload | OpOverloadPacket) -> _DeviceArguments:
+    """Return positions and names of parameters that are a device in some overload, and text in none."""
+    overloads = [target] if isinstance(target, OpOverload) else [getattr(target, name) for name in target.overloads()]
+    devices, texts = (
+        [
+            (at, argument.name)
+            for overload in overloads
+            for at, argument in enumerate(overload._schema.arguments)
+            if str(argument.type) in (kind, f"Optional[{kind}]")
+        ]
+        for kind in ("Device", "str")
+    )
+    return (
+        frozenset(at for at, _ in devices) - {at for at, _ in texts},
+        frozenset(name for _, name in devices) - {name for _, name in texts},
+    )
+
+
+@functools.cache
+def _of_torch(name: str) -> _DeviceArguments:
+    """Return the same for a method or function of torch: the operator of that name has its parameters."""
+    packet = getattr(torch.ops.aten, name, None)
+    positions, names = _of_operator(packet) if isinstance(packet, OpOverloadPacket) else (frozenset(), frozenset())
+    return positions | ({_DEVICE_POSITIONS[name]} if name in _DEVICE_POSITIONS else set()), names | _DEVICE_KEYWORDS

@@ -4,7 +4,6 @@ configs             configuration of everything that compiles, as data, and the 
 choices             Inductor's choices (tiling, fusion, tuning) that a program registers or sets
 config_decisions    configuration entries that are left out of keys, with reasons
 compile_flags       flags that torch holds while it compiles
-switches            global state (autocast, SDPA backends, ...), captured and re-entered
-switch_table        each switch with its reader and its writer
+switches            global state (autocast, SDPA backends, ...), each with its reader and its writer
 thread_state        state of the compiling thread (modes, levels, hooks) that is refused
 """

@@ -54,7 +54,7 @@ REMOVALS = (
             ["lowering/artifact/test_remote_cache.py::test_two_machines_share_a_compile"]),
     Removal(7, "lowering/artifact/saved.py", "    recorded = _Recorded(", "    return\n    recorded = _Recorded(",
             ["lowering/artifact/test_saved_artifacts.py::test_an_unmodified_script_hits_on_another_machine"]),
-    Removal(8, "fxpool/torch_compat/dynamo/collective_timeouts.py", "    context = get_metrics_context()\n",
+    Removal(8, "fxpool/torch_compat/dynamo/process_groups.py", "    context = get_metrics_context()\n",
             "    return 0\n    context = get_metrics_context()\n", ["lowering/artifact/test_collective_timeouts.py"]),
     # Who has the device is not asked.
     Removal(9, "lowering/cuda/benchmark_cache.py", "        if answer is None and self._ask is not None:",
@@ -86,7 +86,7 @@ REMOVALS = (
     Removal(17, "pool/client/job.py", "                self._callbacks.append(function)", "                pass",
             ["pool/test_pool_jobs.py"]),
     Removal(17, "fxpool/torch_compat/inductor/hooks.py",
-            '    _replace(AsyncCompile, "process_pool", staticmethod(process_pool))\n', "",
+            '    _patches.replace(AsyncCompile, "process_pool", staticmethod(process_pool))\n', "",
             ["lowering/test_install.py::test_jobs_of_async_compile_run_in_workers_as_their_asker_would"]),
     # Every mode waits.
     Removal(18, _CHAIN, "    if here or not (attempt.options.asynchronous or attempt.options.stages):", "    if True:",
@@ -115,7 +115,7 @@ REMOVALS = (
     Removal(23, "lowering/artifact/load.py", "    if written:\n", "    if False:\n",
             ["lowering/request/test_overlap.py"]),
     # An entry holds the weights.
-    Removal(24, "fxpool/torch_compat/inductor/given.py",
+    Removal(24, "fxpool/torch_compat/inductor/output_code.py",
             "{id(tensor): number for number, tensor in enumerate(given)}", "dict[int, int]()",
             ["lowering/fallback/test_kept_after_autograd.py::test_frozen_weights_are_not_in_the_store"]),
     # A worker builds a package under its own configuration.
@@ -124,7 +124,7 @@ REMOVALS = (
     Removal(26, "lowering/cpp/built.py", _LIBRARIES, "        with source_kernels.collecting(self._take_kernel):",
             ["lowering/cpp/test_cpp_wrappers.py::test_a_hit_calls_no_compiler"]),
     # A library of a GPU's keeps paths, or is taken for one of another device.
-    Removal(26, "fxpool/torch_compat/cpp/embedded_kernels.py",
+    Removal(26, "fxpool/torch_compat/cpp/cpp_wrappers.py",
             "    changed = _LOADS.sub(from_memory, source)", "    changed = source",
             ["lowering/cpp/test_embedded_kernels.py::test_a_library_finds_its_kernels_when_their_files_are_gone"]),
     Removal(26, "codecache/graph/graph_codec.py", "        if self._own_indices:", "        if False:",
@@ -141,7 +141,7 @@ REMOVALS = (
     Removal(29, "lowering/core/runtime.py", '    directory = os.environ.get("TORCHINDUCTOR_CACHE_DIR", "")\n',
             '    directory = ""\n',
             ["lowering/test_controls.py::test_a_fresh_cache_knows_nothing_and_leaves_nothing"]),
-    Removal(29, "fxpool/torch_compat/inductor/clearing.py", "        cleared(name)\n", "",
+    Removal(29, "fxpool/torch_compat/inductor/cache_artifacts.py", "        cleared(name)\n", "",
             ["lowering/artifact/test_clearing.py::test_clearing_inductor_s_cache_leaves_no_entry"]),
     # Nobody waits for others who measure.
     Removal(30, "fxpool/bench/measurement/exclusive.py", "    if not turn.wait(patience):", "    if False:",

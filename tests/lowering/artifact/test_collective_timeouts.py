@@ -15,7 +15,7 @@ from torch.distributed import distributed_c10d
 
 import fxpool
 from fxpool.codecache.store.store import LocalStore
-from fxpool.torch_compat.dynamo import collective_timeouts
+from fxpool.torch_compat.dynamo import process_groups
 
 X = torch.randn(4, 8, generator=torch.Generator().manual_seed(3))
 
@@ -45,12 +45,12 @@ def grown(monkeypatch: pytest.MonkeyPatch) -> list[timedelta]:
 @pytest.mark.parametrize("seconds", [0.2, 1.0, 59.99, 3600.0])
 def test_as_much_as_in_stock_inductor(seconds: float, distributed: None, grown: list[timedelta]) -> None:
     expected = stock.add_ephemeral_timeout_increase_for_distributed(int(seconds * 1e9))
-    assert collective_timeouts.grow(seconds) == expected
+    assert process_groups.extend_timeouts(seconds) == expected
     assert len(grown) == 2 and grown[0] == grown[1]
 
 
 def test_in_a_program_of_one_process_nothing_grows(grown: list[timedelta]) -> None:
-    assert collective_timeouts.grow(100.0) == stock.add_ephemeral_timeout_increase_for_distributed(10**11) == 0
+    assert process_groups.extend_timeouts(100.0) == stock.add_ephemeral_timeout_increase_for_distributed(10**11) == 0
     assert grown == []
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from fxpool.codecache.key import toolchain
 from fxpool.torch_compat.cpp import cpp_wrappers
-from fxpool.torch_compat.cpp.embedded_kernels import self_contained
+from fxpool.torch_compat.cpp.cpp_wrappers import embed_kernels
 
 #: As Inductor generates it, with loaders that say which of them was called.
 SOURCE = """
@@ -45,7 +45,7 @@ def test_a_library_finds_its_kernels_when_their_files_are_gone(tmp_path: Path, n
     binary = tmp_path / name
     binary.write_bytes(BINARY)
     source = tmp_path / "wrapper.cpp"
-    source.write_text(self_contained(SOURCE.format(path=binary)))
+    source.write_text(embed_kernels(SOURCE.format(path=binary)))
     library = tmp_path / "wrapper.so"
     compiler = toolchain.find_compiler(None)
     assert compiler is not None
@@ -61,7 +61,7 @@ def test_a_library_finds_its_kernels_when_their_files_are_gone(tmp_path: Path, n
 
 
 def test_the_header_that_is_precompiled_stays_first() -> None:
-    changed = self_contained(
+    changed = embed_kernels(
         '#include <wrapper.h>\n#include <other.h>\nf = loadKernel("/k.cubin", "k", 0, cubin_dir_);\n'
     )
     assert changed.startswith("#include <wrapper.h>\n")
@@ -71,7 +71,7 @@ def test_the_header_that_is_precompiled_stays_first() -> None:
 
 def test_a_source_without_kernels_is_left_alone() -> None:
     source = "#include <wrapper.h>\nint f() { return 1; }\n"
-    assert self_contained(source) == source
+    assert embed_kernels(source) == source
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_a_source_without_kernels_is_left_alone() -> None:
 )
 def test_a_kernel_that_is_found_in_another_way_is_refused(line: str) -> None:
     with pytest.raises(NotImplementedError):
-        self_contained(f"#include <wrapper.h>\n{line}\n")
+        embed_kernels(f"#include <wrapper.h>\n{line}\n")
 
 
 def _collected(monkeypatch: pytest.MonkeyPatch, **told: Any) -> tuple[list[str], list[str]]:
@@ -111,6 +111,6 @@ def test_an_entry_is_found_by_what_was_generated(monkeypatch: pytest.MonkeyPatch
     told = {"argtypes": [], "num_outputs": 1, "kernel_code": None, "main_code": source, "device_type": "cuda"}
     taken, built = _collected(monkeypatch, main_code=source, device_type="cuda")
     assert taken == [cpp_wrappers.digest((), told)]
-    assert built == [self_contained(source)]
+    assert built == [embed_kernels(source)]
     taken, built = _collected(monkeypatch, main_code=source, device_type="cpu")
     assert built == [source]

@@ -25,7 +25,7 @@ from torch_state import CannotSetError, Flip
 from fxpool.errors import CannotTravelError, NoHalideError
 from fxpool.lowering.core.attempt import Destination
 from fxpool.lowering.request import ambient, capture
-from fxpool.torch_compat.state import config_decisions, switch_table, switches
+from fxpool.torch_compat.state import config_decisions, switches
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -93,7 +93,7 @@ def undecided(names: Iterable[str], outcomes: dict[str, set[str]], allowed: Call
 def is_allowed(name: str) -> bool:
     """Whether there is a reason why a key need not change; of what can't be set here, the record is looked at."""
     if name in switch_decisions.RECORDED:
-        return switch_decisions.RECORDED[name] in switch_table.TABLE
+        return switch_decisions.RECORDED[name] in switches.TABLE
     return name in switch_decisions.ALLOWED or name.startswith(tuple(switch_decisions.ALLOWED_PREFIXES))
 
 
@@ -227,7 +227,7 @@ def test_whatever_is_captured_can_be_entered_again() -> None:
 
 def test_states_that_are_set_once() -> None:
     """Those that can't be set here are read from the record: another value is another key."""
-    once = {name for name, (_, write) in switch_table.TABLE.items() if write is None}
+    once = {name for name, (_, write) in switches.TABLE.items() if write is None}
     assert once == {"flash_implementation", "private_device", "process_group"}
     in_a_backend(lambda now: _records_are_in_keys())
 
@@ -235,7 +235,7 @@ def test_states_that_are_set_once() -> None:
 def _records_are_in_keys() -> None:
     state = ambient.capture(before_autograd=True)
     plain = ambient.key_parts(state)
-    for name in switch_table.TABLE:
+    for name in switches.TABLE:
         if name in state.switches and name != "default_device":
             before, state.switches[name] = state.switches[name], "another"
             assert ambient.key_parts(state) != plain, name

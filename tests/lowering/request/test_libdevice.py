@@ -13,7 +13,7 @@ from torch._inductor.runtime import compile_tasks
 from torch.utils import cpp_extension
 
 from fxpool.lowering.request import ambient
-from fxpool.torch_compat.triton import libdevice
+from fxpool.torch_compat.cuda import device_facts
 
 X = torch.ones(4, 4)
 
@@ -30,16 +30,16 @@ def toolkit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     library.write_bytes(b"functions of one toolkit")
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(cpp_extension, "CUDA_HOME", str(tmp_path))
-    monkeypatch.delenv(libdevice.VARIABLE, raising=False)
+    monkeypatch.delenv(device_facts.LIBDEVICE_VARIABLE, raising=False)
     return library
 
 
 def test_the_toolkits_library_is_for_those_who_ask(toolkit: Path) -> None:
-    assert libdevice.asked_for() is None
+    assert device_facts.requested_libdevice() is None
     with config.patch({"eager_numerics.use_pytorch_libdevice": True}):
-        assert libdevice.asked_for() == str(toolkit)
-        assert ambient.capture(before_autograd=True).environment[libdevice.VARIABLE] == str(toolkit)
-    assert libdevice.VARIABLE not in os.environ, "the program's own environment stays as it is"
+        assert device_facts.requested_libdevice() == str(toolkit)
+        assert ambient.capture(before_autograd=True).environment[device_facts.LIBDEVICE_VARIABLE] == str(toolkit)
+    assert device_facts.LIBDEVICE_VARIABLE not in os.environ, "the program's own environment stays as it is"
 
 
 def test_what_asks_is_what_torch_says(toolkit: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,7 +50,7 @@ def test_what_asks_is_what_torch_says(toolkit: Path, monkeypatch: pytest.MonkeyP
         asked.clear()
         with config.patch(options):
             compile_tasks._set_triton_libdevice_path()
-            assert (libdevice.asked_for() is not None) == bool(asked), options
+            assert (device_facts.requested_libdevice() is not None) == bool(asked), options
 
 
 def test_its_content_is_in_the_key(toolkit: Path) -> None:
@@ -65,11 +65,11 @@ def test_its_content_is_in_the_key(toolkit: Path) -> None:
 def test_a_file_that_the_environment_names_later_is_in_the_key(toolkit: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """torch sets the variable in the middle of a process when Inductor compiles there."""
     plain = key_of(torch.sin, X)
-    monkeypatch.setenv(libdevice.VARIABLE, str(toolkit))
+    monkeypatch.setenv(device_facts.LIBDEVICE_VARIABLE, str(toolkit))
     named = key_of(torch.sin, X)
     assert named != plain
-    assert libdevice.asked_for() is None
+    assert device_facts.requested_libdevice() is None
     other = toolkit.with_name("other.bc")
     other.write_bytes(b"other functions")
-    monkeypatch.setenv(libdevice.VARIABLE, str(other))
+    monkeypatch.setenv(device_facts.LIBDEVICE_VARIABLE, str(other))
     assert key_of(torch.sin, X) not in (plain, named)

@@ -29,7 +29,7 @@ from fxpool.lowering.request.compile_request import CompileRequest
 from fxpool.lowering.worker import compiler
 from fxpool.pool import JobSpec
 from fxpool.torch_compat.inductor import inner
-from fxpool.torch_compat.state import switch_table
+from fxpool.torch_compat.state import switches
 
 Noted = dict[str, dict[str, str]]
 LATER = "lowering in the backward"
@@ -42,7 +42,7 @@ def test_every_flag_is_decided() -> None:
     assert len(found) > 100
     decided = {**flag_decisions.ALLOWED, **flag_decisions.IN_FORCE}
     assert found - decided.keys() == set()
-    assert set(flag_decisions.IN_FORCE.values()) <= switch_table.TABLE.keys()
+    assert set(flag_decisions.IN_FORCE.values()) <= switches.TABLE.keys()
     assert len(decided.keys() - found) < 60, "most are of this release"
 
 

@@ -22,7 +22,7 @@ from fxpool.lowering.artifact import recomputed
 from fxpool.lowering.artifact.entry_parts import REQUEST, RESULT, Artifact
 from fxpool.lowering.core.runtime import runtime
 from fxpool.lowering.verification import sample
-from fxpool.lowering.worker.random_inputs import NoInputsError, real_inputs
+from fxpool.lowering.worker.recompute import NoInputsError, real_inputs
 from fxpool.torch_compat.dynamo import shape_env, tensors
 from fxpool.torch_compat.inductor import aot
 

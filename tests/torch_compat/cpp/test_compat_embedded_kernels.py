@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from fxpool.torch_compat.cpp.embedded_kernels import self_contained
+from fxpool.torch_compat.cpp.cpp_wrappers import embed_kernels
 
 HEAD = "#include <torch/csrc/inductor/cpp_wrapper/cuda.h>\n#include <other.h>\n"
 LOAD = 'kernels.k0 = loadKernel("{path}", "triton_poi", 1024, cubin_dir_);\n'
 
 
 def test_paths_are_replaced_by_what_lies_there() -> None:
-    source = self_contained(HEAD + LOAD.format(path="/tmp/a.cubin") + LOAD.format(path="/tmp/b.cubin"))
+    source = embed_kernels(HEAD + LOAD.format(path="/tmp/a.cubin") + LOAD.format(path="/tmp/b.cubin"))
     assert ".cubin, " not in source and 'loadKernel("' not in source
     for number, path in enumerate(("/tmp/a.cubin", "/tmp/b.cubin")):
         assert f'loadKernel(static_cast<const void*>(fxpool_kernel_{number}), "triton_poi", 1024)' in source
@@ -27,7 +27,7 @@ def test_paths_are_replaced_by_what_lies_there() -> None:
 
 def test_a_source_without_kernels_is_left_as_it_is() -> None:
     source = HEAD + "int x = 1;\n"
-    assert self_contained(source) == source
+    assert embed_kernels(source) == source
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_a_source_without_kernels_is_left_as_it_is() -> None:
 )
 def test_what_is_found_in_another_way_is_refused(source: str, words: str) -> None:
     with pytest.raises(NotImplementedError, match=words):
-        self_contained(source)
+        embed_kernels(source)
 
 
 def test_a_compiler_takes_the_binary_in(tmp_path: Path) -> None:
@@ -51,7 +51,7 @@ def test_a_compiler_takes_the_binary_in(tmp_path: Path) -> None:
     binary = tmp_path / "kernel.cubin"
     binary.write_bytes(b"the binary of a kernel")
     call = f'int f() {{ return loadKernel("{binary}", "name", 0, cubin_dir_); }}\n'
-    source = self_contained("#include <cstddef>\nint loadKernel(const void*, const char*, int);\n" + call)
+    source = embed_kernels("#include <cstddef>\nint loadKernel(const void*, const char*, int);\n" + call)
     (tmp_path / "wrapper.cpp").write_text(source)
     made = tmp_path / "wrapper.o"
     subprocess.run([compiler, "-c", "-fPIC", str(tmp_path / "wrapper.cpp"), "-o", str(made)], check=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fxpool.torch_compat.cpp import mkl_linear
-from fxpool.torch_compat.cpp.mkl_linear import Packing, UnknownPackingError
+from fxpool.torch_compat.dynamo import tensors
+from fxpool.torch_compat.dynamo.tensors import MklPacking, UnknownPackingError
 
 pytestmark = pytest.mark.skipif(not torch._C.has_mkl, reason="this build has no MKL")
 
@@ -30,20 +30,20 @@ def layers() -> _Layers:
 
 def test_a_layer_says_what_a_weight_was_packed_from(layers: _Layers) -> None:
     layers.call(layers.x, layers.packed, layers.weight, None, 2)
-    assert mkl_linear.packing_of(layers.packed) == Packing(layers.weight, 2)
-    assert mkl_linear.packing_of(layers.weight) is None
-    assert mkl_linear.packing_of(layers.x) is None
+    assert tensors.mkl_packing(layers.packed) == MklPacking(layers.weight, 2)
+    assert tensors.mkl_packing(layers.weight) is None
+    assert tensors.mkl_packing(layers.x) is None
 
 
 def test_one_packed_weight_may_serve_several_layers(layers: _Layers) -> None:
     for _ in range(2):
         layers.call(layers.x, layers.packed, layers.weight, None, 2)
-    assert mkl_linear.packing_of(layers.packed) == Packing(layers.weight, 2)
+    assert tensors.mkl_packing(layers.packed) == MklPacking(layers.weight, 2)
 
 
 def test_other_constants_are_not_packed(layers: _Layers) -> None:
     layers.graph.call_function(torch.neg, (layers.packed,))
-    assert mkl_linear.packing_of(layers.packed) is None
+    assert tensors.mkl_packing(layers.packed) is None
 
 
 @pytest.mark.parametrize("other", ["another use", "rows", "an input as its weight", "symbolic rows", "its own weight"])
@@ -62,12 +62,12 @@ def test_uses_that_do_not_say_it_are_refused(layers: _Layers, other: str) -> Non
         arguments = (x, packed, packed, None, 2)
     layers.call(*arguments)
     with pytest.raises(UnknownPackingError, match="packed is packed for MKL, and has other uses"):
-        mkl_linear.packing_of(packed)
+        tensors.mkl_packing(packed)
 
 
 def test_a_weight_is_packed_as_inductor_packs_it() -> None:
     weight, x = torch.nn.Parameter(torch.randn(48, 32)), torch.randn(16, 32)
-    packed = mkl_linear.pack(weight, 16)
+    packed = tensors.pack_for_mkl(weight, 16)
     assert packed.is_mkldnn
     got = torch.ops.mkl._mkl_linear(x, packed, weight.detach(), None, 16)
     torch.testing.assert_close(got, x @ weight.detach().t())

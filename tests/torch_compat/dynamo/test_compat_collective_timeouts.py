@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch._dynamo.utils import get_metrics_context
 
-from fxpool.torch_compat.dynamo import collective_timeouts
+from fxpool.torch_compat.dynamo import process_groups
 
 
 @pytest.fixture
@@ -31,10 +31,10 @@ def one_rank() -> Iterator[None]:
 
 
 def test_without_processes_nothing_waits_longer(metrics: dict[str, Any]) -> None:
-    assert collective_timeouts.grow(2.9) == 0
+    assert process_groups.extend_timeouts(2.9) == 0
     with get_metrics_context():
-        assert collective_timeouts.grow(1.5) == 0
-        collective_timeouts.grow(0.25)
+        assert process_groups.extend_timeouts(1.5) == 0
+        process_groups.extend_timeouts(0.25)
     assert metrics["distributed_ephemeral_timeout_us"] == 1_750_000
 
 
@@ -48,5 +48,5 @@ def test_groups_wait_longer_by_whole_seconds(one_rank: None, monkeypatch: pytest
         original(more)
 
     monkeypatch.setattr(distributed, "_add_ephemeral_timeout_for_all_pgs", add)
-    assert collective_timeouts.grow(2.9) == 2
+    assert process_groups.extend_timeouts(2.9) == 2
     assert [more.total_seconds() for more in told] == [2.0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from fxpool.torch_compat.dynamo.opaque_inputs import Opaque, handed_on, stand_in
+from fxpool.torch_compat.dynamo.tensors import OpaqueInput, opaque_stand_in, with_opaque_inputs
 
 
 def graph_of_three() -> torch.fx.Graph:
@@ -16,27 +16,27 @@ def graph_of_three() -> torch.fx.Graph:
 
 
 def test_an_object_that_is_only_handed_on_is_named_by_its_class() -> None:
-    mesh = stand_in("torch.distributed.device_mesh.DeviceMesh")
+    mesh = opaque_stand_in("torch.distributed.device_mesh.DeviceMesh")
     tensor = torch.ones(2)
-    first, second, third = handed_on(graph_of_three(), [tensor, mesh, mesh])
+    first, second, third = with_opaque_inputs(graph_of_three(), [tensor, mesh, mesh])
     assert first is tensor
     for one in (second, third):
-        assert isinstance(one, Opaque) and one.class_name == "torch.distributed.device_mesh.DeviceMesh"
+        assert isinstance(one, OpaqueInput) and one.class_name == "torch.distributed.device_mesh.DeviceMesh"
 
 
 def test_an_object_that_the_graph_uses_stays() -> None:
-    mesh = stand_in("Mesh")
-    used, given_back, _ = handed_on(graph_of_three(), [mesh, mesh, 3])
-    assert used is mesh and isinstance(given_back, Opaque)
+    mesh = opaque_stand_in("Mesh")
+    used, given_back, _ = with_opaque_inputs(graph_of_three(), [mesh, mesh, 3])
+    assert used is mesh and isinstance(given_back, OpaqueInput)
 
 
 def test_inputs_that_are_values_are_left_as_they_are() -> None:
     inputs = [torch.ones(2), 3, None]
-    assert handed_on(graph_of_three(), inputs) is inputs
+    assert with_opaque_inputs(graph_of_three(), inputs) is inputs
 
 
 def test_a_stand_in_has_the_class_name() -> None:
     from torch._library.fake_class_registry import FakeScriptObject
 
-    made = stand_in("Mesh")
+    made = opaque_stand_in("Mesh")
     assert type(made) is FakeScriptObject and made.script_class_name == "Mesh" and made.real_obj is None

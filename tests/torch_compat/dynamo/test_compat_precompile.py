@@ -10,7 +10,7 @@ import torch
 from torch._functorch import config as functorch_config
 
 from fxpool.torch_compat import versions
-from fxpool.torch_compat.dynamo import precompile, standalone
+from fxpool.torch_compat.dynamo import standalone
 
 
 def doubled(x: torch.Tensor) -> torch.Tensor:
@@ -27,13 +27,13 @@ def recorded() -> Iterator[Any]:
 
 
 def test_dynamo_asks_for_a_form_that_pickles_ahead_of_time() -> None:
-    assert not precompile.is_ahead_of_time() and not precompile.asked()
+    assert not standalone.is_ahead_of_time() and not standalone.is_bundle_requested()
     with standalone.saveable():
-        assert precompile.is_ahead_of_time() and precompile.asked()
+        assert standalone.is_ahead_of_time() and standalone.is_bundle_requested()
     with functorch_config.patch(force_autograd_cache=True):  # not enough by itself
-        assert not precompile.is_ahead_of_time()
+        assert not standalone.is_ahead_of_time()
     with torch._dynamo.config.patch(caching_precompile=True):
-        assert precompile.asked() and not precompile.is_ahead_of_time()
+        assert standalone.is_bundle_requested() and not standalone.is_ahead_of_time()
 
 
 @pytest.mark.skipif(versions.parse(torch.__version__) < (2, 12), reason="torch.compile has no aot_compile")
@@ -42,7 +42,7 @@ def test_aot_compile_compiles_under_the_switches_that_are_looked_for() -> None:
     seen = []
 
     def backend(gm: torch.fx.GraphModule, inputs: list[Any]) -> Any:
-        seen.append(precompile.is_ahead_of_time())
+        seen.append(standalone.is_ahead_of_time())
         raise ZeroDivisionError
 
     torch._dynamo.reset()
@@ -60,7 +60,7 @@ def test_a_compiled_graph_gets_what_dynamo_looks_for(recorded: Any) -> None:
         return "bundle"
 
     gm = torch.fx.symbolic_trace(doubled)
-    call = precompile.give_bundle(gm, lambda x: [x + 1], bundle)
+    call = standalone.give_precompile_bundle(gm, lambda x: [x + 1], bundle)
     assert torch.equal(call(torch.ones(2))[0], torch.full((2,), 2.0))
     assert made == [] and call.serialize() == "bundle"  # type: ignore[attr-defined]
     assert recorded.serialize_artifact_by_key("compat_backend") is None
@@ -70,6 +70,6 @@ def test_a_graph_of_caching_precompile_is_recorded_under_its_number(recorded: An
     gm = torch.fx.symbolic_trace(doubled)
     gm._backend_id = "compat_backend"
     with torch._dynamo.config.patch(caching_precompile=True):
-        precompile.give_bundle(gm, doubled, lambda: "bundle")
+        standalone.give_precompile_bundle(gm, doubled, lambda: "bundle")
     artifact = recorded.serialize_artifact_by_key("compat_backend")
     assert (artifact.key, artifact.content) == ("compat_backend", "bundle")

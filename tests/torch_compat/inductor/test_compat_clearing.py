@@ -8,7 +8,7 @@ import pytest
 from torch._functorch._aot_autograd.autograd_cache import AOTAutogradCache
 from torch._inductor.codecache import FxGraphCache
 
-from fxpool.torch_compat.inductor import clearing
+from fxpool.torch_compat.inductor import cache_artifacts
 
 
 @pytest.fixture
@@ -16,9 +16,9 @@ def cleared(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the classes whose caches were cleared, by torch's own functions first."""
     for owner in (FxGraphCache, AOTAutogradCache):
         monkeypatch.setattr(owner, "clear", vars(owner)["clear"])
-    monkeypatch.setattr(clearing, "_watching", False)
+    monkeypatch.setattr(cache_artifacts, "_watching", False)
     seen: list[str] = []
-    clearing.watch(seen.append)
+    cache_artifacts.watch_clearing(seen.append)
     return seen
 
 
@@ -30,7 +30,7 @@ def test_caches_that_are_cleared_are_named(cleared: list[str]) -> None:
 
 
 def test_it_is_heard_once_however_often_it_is_watched(cleared: list[str]) -> None:
-    clearing.watch(cleared.append)
+    cache_artifacts.watch_clearing(cleared.append)
     FxGraphCache.clear()
     assert cleared == ["FxGraphCache"]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from fxpool.torch_compat.inductor.given import Constants, leave_out
+from fxpool.torch_compat.inductor.output_code import Constants, leave_out_constants
 
 
 class Graph:
@@ -26,7 +26,7 @@ def graph_with(**constants: torch.Tensor) -> Any:
 def test_a_constant_of_the_caller_s_is_named_by_number() -> None:
     weight, other = torch.ones(2), torch.ones(2)
     graph = graph_with(a=weight, b=other)
-    leave_out(graph, [torch.zeros(1), weight])
+    leave_out_constants(graph, [torch.zeros(1), weight])
     assert graph.constants == {"b": other} and graph._fxpool_given == {"a": 1}
     there = [torch.zeros(1), torch.full((2,), 3.0)]
     unwrapped = Constants(there).unwrap(graph)
@@ -35,13 +35,13 @@ def test_a_constant_of_the_caller_s_is_named_by_number() -> None:
 
 def test_equal_content_is_not_identity() -> None:
     graph = graph_with(a=torch.ones(2))
-    leave_out(graph, [torch.ones(2)])
+    leave_out_constants(graph, [torch.ones(2)])
     assert list(graph.constants) == ["a"] and graph._fxpool_given == {}
 
 
 def test_a_graph_without_constants_has_none() -> None:
     graph: Any = Graph(None)
-    leave_out(graph, [])
+    leave_out_constants(graph, [])
     assert graph.constants == {} and Constants([]).unwrap(graph) == {}
 
 

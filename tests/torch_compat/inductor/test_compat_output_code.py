@@ -17,8 +17,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from fxpool.torch_compat.cpp.instruction_sets import instruction_sets_known
 from fxpool.torch_compat.dynamo import tracing
 from fxpool.torch_compat.inductor import inner, output_code
-from fxpool.torch_compat.inductor.given import Constants, leave_out
-from fxpool.torch_compat.inductor.output_code import ElsewhereError
+from fxpool.torch_compat.inductor.output_code import Constants, ElsewhereError, leave_out_constants
 
 CODE = """
 def call(args):
@@ -128,7 +127,7 @@ def test_a_graph_that_is_called_later_is_made_then(compiled: Any) -> None:
 def test_a_constant_of_the_caller_s_is_left_out_and_given(compiled: Any) -> None:
     graph, weight = linked(compiled), torch.tensor(20.0)
     graph.constants = {"offset": weight, "other": torch.tensor(1.0)}
-    leave_out(graph, [torch.tensor(0.0), weight])
+    leave_out_constants(graph, [torch.tensor(0.0), weight])
     assert list(graph.constants) == ["other"]
     graph = pickle.loads(pickle.dumps(graph))
     mine = torch.tensor(30.0)  # of another process, with the same content in truth

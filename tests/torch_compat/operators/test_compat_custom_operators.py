@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from fxpool.torch_compat.operators.custom_operators import operator_behind
+from fxpool.torch_compat.operators.operators import operator_behind
 
 
 def test_a_decorated_function_leads_to_its_operator() -> None:

@@ -154,9 +154,9 @@ def test_calls_of_numpy_are_taken_apart_and_made_again() -> None:
 
 
 def test_torchscript_objects_are_told_apart() -> None:
-    from fxpool.torch_compat.dynamo.opaque_inputs import stand_in
+    from fxpool.torch_compat.dynamo.tensors import opaque_stand_in
 
-    assert operators.is_script_object(stand_in("Mesh"))
+    assert operators.is_script_object(opaque_stand_in("Mesh"))
     assert not operators.is_script_object(torch.ones(1))
 
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from fxpool.torch_compat.state import compile_flags, switch_table, switches
-from fxpool.torch_compat.state.switch_table import AUTOCAST_DEVICES, OF_A_THREAD, OF_CPU, TABLE
+from fxpool.torch_compat.state import compile_flags, switches
+from fxpool.torch_compat.state.switches import AUTOCAST_DEVICES, OF_A_THREAD, OF_CPU, TABLE
 
 # What a program calls, and the switch that it changes.
 CHANGES: dict[str, Callable[[], object]] = {
@@ -136,7 +136,7 @@ def test_a_build_without_a_back_end_is_read_without_it(monkeypatch: pytest.Monke
     def refuse() -> Any:
         raise RuntimeError("this build has none")
 
-    monkeypatch.setitem(switch_table.TABLE, "cudnn", (refuse, None))
+    monkeypatch.setitem(switches.TABLE, "cudnn", (refuse, None))
     state = switches.capture()
     assert "cudnn" not in state and "mkldnn" in state
     with switches.entered(state):
