@@ -3,8 +3,8 @@
     python docs/compat_report.py .compat    writes docs/architecture/torch-names.md
 
 Names are read from the sources of `fxpool/torch_compat`: imports, attributes of what was imported, and ``getattr``,
-``hasattr`` or a function of `patching` with a name in quotes. Attributes of objects that only exist at run time can't be
-seen that way. Each name is looked up in this interpreter and in each environment below the folder: `make compat
+``hasattr`` or a function of `patching` with a name in quotes. Attributes of objects that only exist at run time can't
+be seen that way. Each name is looked up in this interpreter and in each environment below the folder: `make compat
 TORCH=...` makes them.
 """
 
