@@ -20,6 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fxpool.bench.statistics import paired
+
 __all__ = ["OURS", "ROWS", "STATES", "Row", "Summary", "problem", "select", "summarise"]
 
 OURS = "fxpool"
@@ -246,19 +248,17 @@ class Summary:
 
 
 def summarise(rival: str, goal: float, ours: Sequence[float], theirs: Sequence[float]) -> Summary:
-    """Pairs are formed in order: the n-th of ours with the n-th of theirs, which ran right after it."""
-    if len(ours) != len(theirs) or not ours:
-        raise ValueError(f"{len(ours)} of ours and {len(theirs)} of {rival} make no pairs")
-    ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
+    """Return our side against a rival, of samples in the order of time. Raises ValueError if they make no pairs."""
+    ratios = paired(ours, theirs)
     return Summary(
         rival,
         goal,
         statistics.median(ours),
         statistics.median(theirs),
-        statistics.median(ratios),
-        min(ratios),
-        max(ratios),
-        len(ratios),
+        ratios.value,
+        ratios.low,
+        ratios.high,
+        len(ours),
     )
 
 

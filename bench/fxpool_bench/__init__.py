@@ -11,7 +11,7 @@ plan         decides the number of concurrent processes and their order. Pure.
 child        the process of one run
 runner       starts, suspends and watches the processes; one at a time measures
 results      the file of results, as JSON lines; resumes earlier results
-statistics   speed-ups and changes, with their intervals. Pure.
+statistics   medians, speed-ups and pairs, with their intervals. Pure.
 report       tables for the terminal
 page         the report as one HTML page (page.html)
 plots        the report as images

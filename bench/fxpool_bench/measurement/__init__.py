@@ -7,7 +7,6 @@ measure ──▶ warm-up ──▶ `measuring` ──▶ samples, until the int
 exclusive      measuring(): holds the measurement lock of a device while servers are suspended
 timing         measure(): times a function
 shorthand      do_bench(), timed(), print_performance(): `measure` under the names of torch's functions
-samples        statistics of samples: median, its interval, drift, when to stop. Pure.
 clocks         times calls by the clock of a CPU or GPU, or by torch's profiler
 inputs         copies of inputs, so that a call does not find its input in a cache
 surroundings   other activity of the machine: load, clock, temperature, other processes on a GPU

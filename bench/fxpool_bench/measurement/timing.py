@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from fxpool import quantities
-from fxpool.bench.measurement import clocks, exclusive, inputs, samples
+from fxpool.bench import statistics
+from fxpool.bench.measurement import clocks, exclusive, inputs
 from fxpool.bench.measurement.result import Measurement
 from fxpool.torch_compat.dynamo.tensors import flatten
 
@@ -75,7 +76,7 @@ def measure(
     waited, turns, remarks = 0.0, [], []
     calls = 0
     left = seconds
-    while left > 0 and not samples.enough(taken, precision, least):
+    while left > 0 and not statistics.enough(taken, precision, least):
         with _turn(where, alone, patience) as turn:
             clock.seconds(call, _CALLS_BEFORE)
             calls = calls or clocks.calls_per_sample(clock, call)
@@ -84,7 +85,7 @@ def measure(
             while True:
                 taken.append(clock.seconds(call, calls) / calls)
                 spent = time.monotonic() - start
-                if spent >= for_now or (spent >= _LEAST_SECONDS and samples.enough(taken, precision, least)):
+                if spent >= for_now or (spent >= _LEAST_SECONDS and statistics.enough(taken, precision, least)):
                     break
             left -= spent
         waited += turn.waited
@@ -92,12 +93,12 @@ def measure(
         remarks += [remark for remark in turn.remarks if remark not in remarks]
     if isinstance(clock, clocks.ProfilerClock) and clock.capped > clock.sessions / 2:
         remarks.append("the profiler slows these operators, so these are the clock's times: use timer='clock'")
-    estimate = samples.estimate(taken)
+    estimate = statistics.estimate(taken)
     if not alone:
         remarks.insert(0, "measured beside other processes, which may have been compiling: leave out alone=False")
-    if not samples.enough(taken, precision, least):
+    if not statistics.enough(taken, precision, least):
         remarks.append(_imprecise(estimate, precision, seconds))
-    if drift := samples.drifts(taken):
+    if drift := statistics.drifts(taken):
         took = _compared(1 + drift)
         remarks.append(f"later calls took {took}, as caches or clocks were still settling: raise warm_up={warm_up}")
     return Measurement(
@@ -116,7 +117,7 @@ def measure(
     )
 
 
-def _imprecise(estimate: samples.Estimate, precision: float, seconds: float) -> str:
+def _imprecise(estimate: statistics.Estimate, precision: float, seconds: float) -> str:
     allow = f"allow more than seconds={seconds:g}"
     if math.isinf(estimate.precision):
         samples_are = "1 sample is" if estimate.count == 1 else f"{estimate.count} samples are"
