@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fxpool.bench.statistics import paired
+from fxpool.bench.measurement.statistics import paired
 
 __all__ = ["OURS", "ROWS", "STATES", "Row", "Summary", "problem", "select", "summarise"]
 

@@ -10,12 +10,10 @@ suites       the suites that ship with fxpool
 plan         decides the number of concurrent processes and their order. Pure.
 child        the process of one run
 runner       starts, suspends and watches the processes; one at a time measures
-results      the file of results, as JSON lines; resumes earlier results
-statistics   medians, speed-ups and pairs, with their intervals. Pure.
+results      the file of results, as JSON lines; resumes earlier results; the file for pyperf
 report       tables for the terminal
 page         the report as one HTML page (page.html)
 plots        the report as images
-pyperf_file  results in the format of pyperf
 display      progress: a live table, or lines
 pytest_plugin  runs tests that measure exclusively
 servers      the servers that runs share: their processor time, whether they are idle, and their end

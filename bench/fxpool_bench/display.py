@@ -12,7 +12,7 @@ from rich.table import Table
 
 from fxpool import quantities
 from fxpool.bench.case import Run
-from fxpool.bench.report import seconds
+from fxpool.bench.measurement.result import in_seconds
 from fxpool.bench.results import Record
 
 if TYPE_CHECKING:
@@ -48,9 +48,9 @@ class Display:
     def record(self, record: Record) -> None:
         """Show a result, and the seconds of the parts of its run."""
         self._done += 1
-        what = f"{seconds(record.median)} per call" if record.median is not None else ""
-        if record.state == "done" and not what:
-            what = f"first call {seconds(record.first_call)}"
+        what = f"{in_seconds(record.median)} per call" if record.median is not None else ""
+        if record.state == "done" and not what and record.first_call is not None:
+            what = f"first call {in_seconds(record.first_call)}"
         state = record.state if record.state != "done" else ""
         took = f"({', '.join(f'{name} {spent:.1f} s' for name, spent in record.phases.items() if spent >= 0.05)})"
         words = [f"[{self._done}/{self._total}] {record.run.id}:", what, state, record.reason.partition("\n")[0], took]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fxpool.bench.case import Run
-from fxpool.bench.report import Change, failures, lines, parts
+from fxpool.bench.report import Change, Line, failures, lines, parts
 from fxpool.bench.results import Record
 
 __all__ = ["page"]
@@ -21,65 +21,44 @@ _TEMPLATE = Path(__file__).with_name("page.html")
 
 def page(head: Mapping[str, Any], records: Mapping[Run, Record], changes: Iterable[Change] = ()) -> str:
     """Return the page for `records`. `head` is the first line of their file (see `results.read`)."""
-    measured = lines(records)
     data = {
         "suite": head.get("suite", ""),
         "machine": _machine(head.get("machine", {})),
         "parts": parts(records.values()),
         "lines": [
-            {
-                "case": line.case,
-                "mode": line.mode,
-                "backend": line.backend,
-                "state": "wrong" if line.wrong else "done",
-                "median": line.median,
-                "speedup": asdict(line.speedup) if line.speedup is not None else None,
-                "first_call": line.first_call,
-                "warm_call": line.warm_call,
-                "saved": line.saved,
-                "peak": line.peak or None,
-                "difference": line.difference if line.backend != "eager" and math.isfinite(line.difference) else None,
-                "doubts": [*line.doubts, *([] if math.isfinite(line.difference) else [_NO_FIT])],
-                "doubtful": line.doubtful,
-                "beside": line.beside,
-                "reason": "",
-            }
-            for line in measured
-        ]
-        + [_failure(record) for record in failures(records) if record.measured is None],
-        "changes": [
-            {
-                "case": one.case,
-                "mode": one.mode,
-                "backend": one.backend,
-                "old": one.old,
-                "new": one.new,
-                "ratio": asdict(one.ratio),
-                "verdict": one.verdict,
-                "doubtful": one.doubtful,
-            }
-            for one in changes
+            *map(_measured, lines(records)),
+            *(_failure(record) for record in failures(records) if record.measured is None),
         ],
+        "changes": [asdict(change) | {"verdict": change.verdict} for change in changes],
     }
     # A script element ends at its end tag, which a model's name may contain.
     text = json.dumps(data, allow_nan=False, default=str).replace("<", "\\u003c")
     return _TEMPLATE.read_text(encoding="utf-8").replace("@DATA@", text)
 
 
+def _measured(line: Line) -> dict[str, Any]:
+    fits = math.isfinite(line.difference)
+    return {name: value for name, value in vars(line).items() if name != "records"} | {
+        "state": "wrong" if line.wrong else "done",
+        "speedup": asdict(line.speedup) if line.speedup is not None else None,
+        "peak": line.peak or None,
+        "difference": line.difference if line.backend != "eager" and fits else None,
+        "doubts": [*line.doubts, *([] if fits else [_NO_FIT])],
+        "reason": "",
+    }
+
+
 def _failure(record: Record) -> dict[str, Any]:
     run = record.run
-    return {
+    nothing = dict.fromkeys(("median", "speedup", "saved", "difference"))
+    return nothing | {
         "case": run.case,
         "mode": run.mode,
         "backend": run.backend,
         "state": record.state,
-        "median": None,
-        "speedup": None,
         "first_call": record.first_call,
         "warm_call": record.warm_call,
-        "saved": None,
         "peak": record.peak,
-        "difference": None,
         "doubts": [],
         "doubtful": False,
         "beside": [],

@@ -66,36 +66,21 @@ def _figure(lines: Sequence[Line]) -> Any:
     return Figure(figsize=(_WIDTH, _FRAME + _BAR * (len(lines) + groups)), layout="constrained")
 
 
-def _rows(lines: Sequence[Line]) -> tuple[list[float], list[float], list[str]]:
-    """Return the positions of the bars, and the positions and texts of the labels, with a gap between groups."""
-    bars: list[float] = []
-    marks: list[float] = []
-    labels: list[str] = []
-    at = 0.0
-    groups: dict[tuple[str, str], list[float]] = {}
+def _axes(
+    figure: Any, lines: Sequence[Line], title: str, unit: str
+) -> tuple[Any, list[tuple[Line, float]], dict[str, str]]:
+    """Return axes with a label for each case and mode, the lines with the positions of their bars, and colours."""
+    groups: dict[tuple[str, str], list[Line]] = {}
     for line in lines:
-        key = (line.case, line.mode)
-        if groups and key not in groups:
-            at += 1.0
-        groups.setdefault(key, []).append(at)
-        bars.append(at)
-        at += 1.0
-    for (case, mode), places in groups.items():
-        marks.append(sum(places) / len(places))
-        labels.append(f"{case}, {mode}")
-    return bars, marks, labels
-
-
-def _grouped(lines: Sequence[Line]) -> list[Line]:
-    """Return the lines grouped by case and mode, in the order of their first occurrence."""
-    order = list(dict.fromkeys((line.case, line.mode) for line in lines))
-    return sorted(lines, key=lambda line: order.index((line.case, line.mode)))
-
-
-def _axes(figure: Any, lines: Sequence[Line], title: str, unit: str) -> tuple[Any, list[float], dict[str, str]]:
-    bars, marks, labels = _rows(lines)
+        groups.setdefault((line.case, line.mode), []).append(line)
+    bars: list[tuple[Line, float]] = []
+    marks = []
+    for number, group in enumerate(groups.values()):
+        first = len(bars) + number  # with a gap between groups
+        bars += [(line, first + offset) for offset, line in enumerate(group)]
+        marks.append(first + (len(group) - 1) / 2)
     axes = figure.add_subplot()
-    axes.set_yticks(marks, labels)
+    axes.set_yticks(marks, [f"{case}, {mode}" for case, mode in groups])
     axes.invert_yaxis()
     axes.set_title(title)
     axes.set_xlabel(unit)
@@ -116,12 +101,11 @@ def _legend(axes: Any, colours: dict[str, str], hatched: dict[str, dict[str, Any
 
 
 def _speedups(figure: Any, lines: Sequence[Line]) -> None:
-    lines = _grouped(lines)
     axes, bars, colours = _axes(figure, lines, "Speed-up over eager, with its 95 % interval", "times as fast")
     hatched: dict[str, dict[str, Any]] = {}
     solid = set()
     edges = [1 / _AROUND, _AROUND]
-    for place, line in zip(bars, lines, strict=True):
+    for line, position in bars:
         ratio = line.speedup
         assert ratio is not None
         low, value, high = (max(figure, _LEAST) for figure in (ratio.low, ratio.value, ratio.high))
@@ -132,12 +116,12 @@ def _speedups(figure: Any, lines: Sequence[Line]) -> None:
             hatched["wrong outputs" if line.wrong else "doubtful, see report.html"] = look
             at, side = (0.02, "left") if value >= 1 else (0.98, "right")  # beside the bar
             across = axes.get_yaxis_transform()
-            axes.text(at, place, line.backend, ha=side, va="center", size="small", transform=across)
+            axes.text(at, position, line.backend, ha=side, va="center", size="small", transform=across)
         else:
             look = {"color": colours[line.backend]}
             solid.add(line.backend)
         # From 1, so that as many times slower is as long as that many times faster.
-        axes.barh(place, value - 1.0, left=1.0, height=0.85, xerr=spread, ecolor="#1a202c", **look)
+        axes.barh(position, value - 1.0, left=1.0, height=0.85, xerr=spread, ecolor="#1a202c", **look)
     axes.axvline(1.0, color="#1a202c", linewidth=1)
     _logarithmic(axes, min(edges), max(edges))
     _legend(axes, {name: colour for name, colour in colours.items() if name in solid}, hatched)
@@ -155,14 +139,13 @@ def _logarithmic(axes: Any, low: float, high: float) -> None:
 
 
 def _first_calls(figure: Any, lines: Sequence[Line], left_out: int = 0) -> None:
-    lines = _grouped(lines)
     warm = any(line.warm_call for line in lines)
     title = "First call alone, including the compile" + ("\ndark: in a second process" if warm else "")
     if left_out:
         title += f"\nwithout {left_out} that ran beside others (--jobs 1)"
     axes, bars, colours = _axes(figure, lines, title, "seconds")
-    for place, line in zip(bars, lines, strict=True):
-        axes.barh(place, line.first_call, height=0.85, color=colours[line.backend], alpha=0.5 if warm else 1.0)
+    for line, position in bars:
+        axes.barh(position, line.first_call, height=0.85, color=colours[line.backend], alpha=0.5 if warm else 1.0)
         if line.warm_call:
-            axes.barh(place, line.warm_call, height=0.45, color=colours[line.backend])
+            axes.barh(position, line.warm_call, height=0.45, color=colours[line.backend])
     _legend(axes, colours)

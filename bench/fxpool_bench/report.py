@@ -12,8 +12,9 @@ from rich.table import Table
 from fxpool import quantities
 from fxpool.bench import results
 from fxpool.bench.case import MODES, Run
+from fxpool.bench.measurement.result import in_seconds
+from fxpool.bench.measurement.statistics import Ratio, ratio
 from fxpool.bench.results import Record
-from fxpool.bench.statistics import Ratio, ratio
 from fxpool.results import markup
 
 __all__ = [
@@ -220,7 +221,7 @@ def table(records: Mapping[Run, Record], width: int = 120) -> Table:
         shown.add_row(
             *_case(line, width, [f"({numbers})"] if very and numbers else []),
             line.backend,
-            seconds(line.median),
+            in_seconds(line.median),
             f"{DOUBTFUL if speedup and line.doubtful else ''}{speedup}",
             *(figures[name] for name in ("first call", *warm, *rest)),
             *([] if very else [numbers]),
@@ -282,7 +283,7 @@ def _interval(compared: Ratio) -> str:
 
 
 def _marked(value: float | None, mark: str) -> str:
-    return f"{seconds(value)}{mark}" if value is not None else ""
+    return f"{in_seconds(value)}{mark}" if value is not None else ""
 
 
 def _bytes(value: int) -> str:
@@ -345,20 +346,8 @@ def change_table(changed: Iterable[Change], width: int = 120) -> Table:
         shown.add_row(
             *_case(one, width),
             one.backend,
-            seconds(one.old),
-            seconds(one.new),
+            in_seconds(one.old),
+            in_seconds(one.new),
             *(["\n".join(ratio_and_verdict)] if very else ratio_and_verdict),
         )
     return shown
-
-
-def seconds(value: float | None) -> str:
-    """Format a time in s, ms or us; "" for None."""
-    if value is None:
-        return ""
-    if value == 0:
-        return "0 s"
-    for unit, size in (("s", 1.0), ("ms", 1e-3)):
-        if value >= size:
-            return f"{quantities.digits(value / size)} {unit}"
-    return f"{quantities.digits(value / 1e-6)} us"

@@ -9,7 +9,7 @@ import json
 import os
 import platform
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -21,11 +21,13 @@ from fxpool.bench.case import BACKENDS, MODES, Run
 from fxpool.bench.suite import Suite
 from fxpool.errors import ConfigurationError
 
-__all__ = ["FORMAT", "Record", "Results", "in_order", "machine", "read"]
+__all__ = ["FORMAT", "Record", "Results", "in_order", "machine", "pyperf_json", "read"]
 
 FORMAT = 1
 #: The possible states of an ended run; see `Record`.
 STATES = ("done", "wrong", "failed", "killed", "timeout", "memory")
+# Version of pyperf's file format.
+_PYPERF_VERSION = "1.0"
 
 
 @dataclass(frozen=True)
@@ -178,3 +180,48 @@ def machine() -> dict[str, Any]:
         "versions": versions,
         "date": time.strftime("%Y-%m-%d"),
     }
+
+
+def pyperf_json(head: Mapping[str, Any], records: Mapping[Run, Record]) -> str:
+    """Return the measurements as pyperf's JSON: a benchmark per case, mode and backend, a run per repetition.
+
+    Values are seconds per call. `head` is the first line of the results file. Raises ValueError without measurements.
+    """
+    benchmarks: dict[str, list[Record]] = {}
+    for run, record in records.items():
+        if record.measured is not None and record.measured["samples"]:
+            benchmarks.setdefault(f"{run.case}/{run.mode}/{run.backend}", []).append(record)
+    if not benchmarks:
+        raise ValueError("nothing was measured")
+    return json.dumps(
+        {
+            "version": _PYPERF_VERSION,
+            "metadata": _pyperf_metadata(head.get("machine", {})),
+            "benchmarks": [
+                {"metadata": {"name": name, "unit": "second"}, "runs": list(_pyperf_runs(ours))}
+                for name, ours in benchmarks.items()
+            ],
+        }
+    )
+
+
+def _pyperf_runs(records: Iterable[Record]) -> Iterable[dict[str, Any]]:
+    for record in records:
+        assert record.measured is not None
+        facts: dict[str, Any] = {}
+        if record.peak:
+            facts["mem_max_rss"] = record.peak
+        if record.measured.get("calls"):
+            facts["loops"] = record.measured["calls"]
+        yield {"metadata": facts, "values": [float(sample) for sample in record.measured["samples"]]}
+
+
+def _pyperf_metadata(machine: Mapping[str, Any]) -> dict[str, Any]:
+    versions = {f"{name}_version": version for name, version in machine.get("versions", {}).items()}
+    facts = {
+        "cpu_model_name": machine.get("cpu"),
+        "cpu_count": machine.get("cores"),
+        "python_version": machine.get("python"),
+        **versions,
+    }
+    return {name: value for name, value in facts.items() if value}

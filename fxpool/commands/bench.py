@@ -91,12 +91,12 @@ def bench(
     failed, gave wrong results, or (with --compare) is slower.
     """
     # Imported here, so that `fxpool --help` answers at once.
-    from fxpool.bench import page, plots, pyperf_file, report, runner
+    from fxpool.bench import page, plots, report, runner
     from fxpool.bench import suite as suites
     from fxpool.bench.case import runs
     from fxpool.bench.display import Display
     from fxpool.bench.environment import fresh_caches
-    from fxpool.bench.results import Record, Results, read
+    from fxpool.bench.results import Record, Results, pyperf_json, read
 
     chosen = suites.load(suite)
     selected = suites.select(chosen.cases, _words(cases))
@@ -176,7 +176,7 @@ def bench(
             "no plots: matplotlib is not installed (pip install 'fxpool[bench]')", markup=False, highlight=False
         )
     if pyperf is not None and lines:
-        pyperf.write_text(pyperf_file.pyperf_json(head, done), encoding="utf-8")
+        pyperf.write_text(pyperf_json(head, done), encoding="utf-8")
         written.append(pyperf)
     for first, text in (("results: ", ", ".join(map(str, written))), ("", took)):
         shown.print(wrapped(first, text, width()), markup=False, highlight=False, soft_wrap=True)

@@ -11,9 +11,9 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from test_page import HEAD, record
 
-from fxpool.bench import plots, pyperf_file, report
+from fxpool.bench import plots, report
 from fxpool.bench.case import Run
-from fxpool.bench.results import Record
+from fxpool.bench.results import Record, pyperf_json
 
 
 def records(long: str = "a small one") -> dict[Run, Record]:
@@ -119,7 +119,7 @@ def test_pyperf_reads_the_times(tmp_path: Path) -> None:
     path = tmp_path / "times.json"
     again = Run("a small one", "inference", "fxpool", 2)
     there = {**records(), again: record("a small one", "inference", "fxpool", 3e-3)}
-    path.write_text(pyperf_file.pyperf_json(HEAD, there))
+    path.write_text(pyperf_json(HEAD, there))
     suite = pyperf.BenchmarkSuite.load(str(path))
     assert len(suite.get_benchmarks()) == 5
     ours = suite.get_benchmark("a small one/inference/fxpool")
@@ -127,4 +127,4 @@ def test_pyperf_reads_the_times(tmp_path: Path) -> None:
     assert suite.get_metadata()["cpu_model_name"] == "A processor"
     assert json.loads(path.read_text())["benchmarks"][0]["runs"][0]["values"]
     with pytest.raises(ValueError, match="nothing was measured"):
-        pyperf_file.pyperf_json(HEAD, {})
+        pyperf_json(HEAD, {})

@@ -13,6 +13,7 @@ from chromium import chromium
 
 from fxpool.bench import page, report
 from fxpool.bench.case import Run
+from fxpool.bench.measurement.result import in_seconds
 from fxpool.bench.results import Record
 
 HEAD = {
@@ -242,7 +243,7 @@ def test_marks_and_columns_are_explained_if_they_are_there(opened: Any, tmp_path
     nothing = record("a", "inference", "fxpool", 1.0, stats={"seconds_saved": 0.0})
     path.write_text(page.page(HEAD, {nothing.run: nothing}), encoding="utf-8")
     opened.get(path.as_uri())
-    assert rows(opened)[0][7] == "0 s" == report.seconds(0.0)
+    assert rows(opened)[0][7] == "0 s" == in_seconds(0.0)
 
 
 def test_notes_can_be_read_on_a_phone(opened: Any, sized: Callable[[int, str], None], tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ from rich.console import Console
 
 from fxpool.bench import child, plan, report, results, suite
 from fxpool.bench.case import Case, Run, runs
+from fxpool.bench.measurement.statistics import ratio
 from fxpool.bench.results import Record, Results
-from fxpool.bench.statistics import ratio
 from fxpool.commands import bench
 from fxpool.errors import ConfigurationError, UnknownNameError
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import fxpool
-from fxpool.bench.measurement import exclusive, inputs, surroundings
+from fxpool.bench.measurement import exclusive, surroundings, timing
 from fxpool.errors import MeasurementBusyError
 from fxpool.pool.host import turns
 
@@ -162,14 +162,14 @@ def test_without_a_directory_one_measures_and_says_so(monkeypatch: pytest.Monkey
 def test_copies_are_taken_in_turn() -> None:
     seen: list[int] = []
     x = torch.ones(8, 4).t()
-    call, count = inputs.rotated(lambda value, other: seen.append(value.data_ptr()), [x, "other"], torch.device("cpu"))
+    call, count = timing.rotated(lambda value, other: seen.append(value.data_ptr()), [x, "other"], torch.device("cpu"))
     assert count == 64  # small ones: as many as there may be
     for _ in range(2 * count):
         call()
     assert len(set(seen)) == count and seen[:count] == seen[count:]
     assert seen[0] == x.data_ptr()
     strides = []
-    call, _ = inputs.rotated(lambda value: strides.append(value.stride()), [x], torch.device("cpu"))
+    call, _ = timing.rotated(lambda value: strides.append(value.stride()), [x], torch.device("cpu"))
     call()
     call()
     assert strides == [(1, 4), (1, 4)]
@@ -177,11 +177,11 @@ def test_copies_are_taken_in_turn() -> None:
 
 def test_what_autograd_made_is_not_copied() -> None:
     x = torch.ones(4, requires_grad=True) * 2
-    assert inputs.rotated(lambda value: None, [x], torch.device("cpu"))[1] == 1
-    assert inputs.rotated(lambda: None, [], torch.device("cpu"))[1] == 1
+    assert timing.rotated(lambda value: None, [x], torch.device("cpu"))[1] == 1
+    assert timing.rotated(lambda: None, [], torch.device("cpu"))[1] == 1
     leaves: list[bool] = []
     leaf = torch.ones(4, requires_grad=True)
-    call, count = inputs.rotated(
+    call, count = timing.rotated(
         lambda value: leaves.append(value.requires_grad and value.is_leaf), [leaf], torch.device("cpu")
     )
     assert count > 1

@@ -7,8 +7,7 @@ import random
 
 import pytest
 
-from fxpool.bench import statistics
-from fxpool.bench.measurement import timing
+from fxpool.bench.measurement import statistics, timing
 
 
 def test_the_median_and_its_interval() -> None:

@@ -5,10 +5,10 @@ measure ──▶ warm-up ──▶ `measuring` ──▶ samples, until the int
                           └ before and after: other activity of the machine
 
 exclusive      measuring(): holds the measurement lock of a device while servers are suspended
-timing         measure(): times a function
+timing         measure(): times a function, with copies of its inputs
 shorthand      do_bench(), timed(), print_performance(): `measure` under the names of torch's functions
+statistics     medians, drift, speed-ups and pairs, with their intervals. Pure.
 clocks         times calls by the clock of a CPU or GPU, or by torch's profiler
-inputs         copies of inputs, so that a call does not find its input in a cache
 surroundings   other activity of the machine: load, clock, temperature, other processes on a GPU
 result         Measurement: the result of measure()
 """

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from fxpool import quantities
 from fxpool.bench.measurement.surroundings import Surroundings
 from fxpool.results import markup
 
-__all__ = ["Measurement"]
+__all__ = ["Measurement", "in_seconds"]
 
 Trust = Literal["good", "doubtful"]
 
@@ -50,44 +50,31 @@ class Measurement:
         return (self.high - self.low) / 2 / self.median if self.median else 0.0
 
     def __str__(self) -> str:
-        calls = quantities.counted(self.calls, "call")
-        text = f"{_time(self.median)} ({_time(self.low)} - {_time(self.high)}, {len(self.samples)} x {calls}"
+        samples = f"{len(self.samples)} x {quantities.counted(self.calls, 'call')}"
+        text = f"{in_seconds(self.median)} ({in_seconds(self.low)} - {in_seconds(self.high)}, {samples}"
         return f"{text}; {'; '.join(self.remarks)})" if self.remarks else f"{text})"
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
         rows = {
-            "95 % interval": f"{_time(self.low)} - {_time(self.high)}",
+            "95 % interval": f"{in_seconds(self.low)} - {in_seconds(self.high)}",
             "samples": f"{len(self.samples)}, each of {quantities.counted(self.calls, 'call')}",
             "device": self.device,
             "timer": self.timer,
-            "first call": _time(self.warm_up),
+            "first call": in_seconds(self.warm_up),
             "trust": ": ".join(filter(None, (self.trust, "; ".join(self.remarks)))),
         }
-        return markup.block(f"{_time(self.median)} per call", markup.table(list(rows.items())))
+        return markup.block(f"{in_seconds(self.median)} per call", markup.table(list(rows.items())))
 
     def facts(self) -> dict[str, Any]:
         """Return the measurement as plain data, for a file."""
-        return {
-            "median": self.median,
-            "low": self.low,
-            "high": self.high,
-            "calls": self.calls,
-            "samples": list(self.samples),
-            "device": self.device,
-            "timer": self.timer,
-            "copies": self.copies,
-            "warm_up": self.warm_up,
-            "waited": self.waited,
-            "trust": self.trust,
-            "remarks": list(self.remarks),
-            "surroundings": [one.facts() for one in self.surroundings],
-        }
+        return vars(self) | {"trust": self.trust, "surroundings": [asdict(period) for period in self.surroundings]}
 
 
-def _time(seconds: float) -> str:
+def in_seconds(value: float) -> str:
+    """Format a time in s, ms, us or ns."""
     for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
-        if seconds >= size:
-            return f"{quantities.digits(seconds / size)} {unit}"
-    return f"{quantities.digits(seconds / 1e-9)} ns"
+        if value >= size or not value:
+            return f"{quantities.digits(value / size)} {unit}"
+    return f"{quantities.digits(value / 1e-9)} ns"

@@ -9,9 +9,8 @@ import contextlib
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import psutil
 
@@ -99,10 +98,6 @@ class Surroundings:
         if self.busiest is None:
             return f"{cores} together: see top, and measure when they are idle"
         return f"{cores}, most of them {self.busiest}: measure when it is idle or has ended"
-
-    def facts(self) -> dict[str, Any]:
-        """Return all fields as plain data."""
-        return asdict(self)
 
 
 def look(gpu: str | None = None) -> Look:
