@@ -38,7 +38,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from commands import run
-from models import Size, Step, build, call, compiled, counting, facts, first_call
+from models import Size, Step, build, call, compiled, facts, first_call
+
+from fxpool.bench.witness import counting
 
 WARM_UP = 20  # calls; guards, allocator and threads have settled by then
 QUIET_SECONDS, WARM_SECONDS = 0.5, 120.0  # in which a warm zygote uses no processor time; within which it is warm

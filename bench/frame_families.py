@@ -29,6 +29,9 @@ import time
 import warnings
 from typing import Any
 
+from harness.children import ChildError
+from harness.scripts import caches, finish, report_of
+
 FAMILIES = (
     "afmoe", "albert", "altclip", "apertus", "arcee", "aria_text", "audio-spectrogram-transformer", "bamba", "bart",
     "beit", "bert", "bert-generation", "big_bird", "bigbird_pegasus", "biogpt", "bitnet", "blenderbot", "blip", "bloom",
@@ -142,25 +145,16 @@ def _step(model: Any, backend: str | None, inputs: dict[str, Any], training: boo
 def run(request: dict[str, Any], root: str, cache: str) -> dict[str, Any]:
     """The report of one process."""
     environment = {
-        "FXPOOL_CACHE_DIR": cache,
-        "TORCHINDUCTOR_CACHE_DIR": f"{cache}-i",
-        "FXPOOL_RUNTIME_DIR": f"{root}/r",
+        **caches(f"{cache}-i", root, store=cache),
+        "FXPOOL_POOL": "host",
         "FXPOOL_FRAMES": "on",
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": "1",
     }
-    command = [sys.executable, __file__, "--child", json.dumps(request)]
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, env={**os.environ, **environment}, check=False, timeout=_LIMIT
-        )
-    except subprocess.TimeoutExpired:
-        return {"failed": f"it took more than {_LIMIT} s"}
-    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-    if done.returncode or not lines:
-        return {"failed": f"it ended with {done.returncode}: {done.stderr[-600:]}"}
-    report: dict[str, Any] = json.loads(lines[-1])
-    return report
+        return report_of(__file__, request, environment, _LIMIT)
+    except ChildError as error:
+        return {"failed": f"{error.message}: {error.output[-600:]}"}
 
 
 def of_family(family: str, options: argparse.Namespace, root: str) -> dict[str, Any]:
@@ -273,9 +267,7 @@ def main() -> None:
         )
     problems = report(rows)
     print(f"- {time.perf_counter() - begin:.0f} s")
-    for problem in problems:
-        print("FAILED:", problem)
-    sys.exit(bool(problems))
+    finish(problems)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,6 @@ import importlib.util
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -25,6 +24,9 @@ import warnings
 from typing import Any
 
 import psutil
+from harness.scripts import caches, finish, report_or_exit
+
+from fxpool.bench.measurement.statistics import paired
 
 SIDES = ("frames", "fxpool", "eager", "none")
 #: What a served frame's time is spent on: functions of `fxpool.frames.serving`.
@@ -138,21 +140,13 @@ def _timed(seconds: dict[str, float]) -> None:
 
 def run(asked: dict[str, Any], root: str) -> dict[str, Any]:
     """The report of one process."""
-    place = f"{root}/{asked['model']}-{asked['what']}-{asked['side']}"
     environment = {
-        "FXPOOL_CACHE_DIR": place,
-        "TORCHINDUCTOR_CACHE_DIR": f"{place}-i",
-        "TRITON_CACHE_DIR": f"{place}-t",
-        "FXPOOL_RUNTIME_DIR": f"{root}/r",
+        **caches(f"{root}/{asked['model']}-{asked['what']}-{asked['side']}", root),
+        "FXPOOL_POOL": "host",
         "BROKEN": f"{root}/broken.py",
         "FXPOOL_FRAMES": "on" if asked["side"] == "frames" else "off",
     }
-    command = [sys.executable, __file__, "--child", json.dumps(asked)]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment}, check=False)
-    if done.returncode:
-        sys.exit(f"{asked} failed:\n{done.stdout[-2000:]}\n{done.stderr[-6000:]}")
-    report: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    return report
+    return report_or_exit(__file__, asked, environment)
 
 
 def measured(asked: dict[str, Any], pairs: int, root: str) -> list[str]:
@@ -174,10 +168,10 @@ def measured(asked: dict[str, Any], pairs: int, root: str) -> list[str]:
     name = f"{asked['model']} {asked['layers']} {asked['what']}"
     for rival, clock in [(side, clock) for clock in ("first", "whole") for side in SIDES[1:]]:
         mine, theirs = ([one[clock] for one in times[side]] for side in ("frames", rival))
-        ratios = [ours / its for ours, its in zip(mine, theirs, strict=True)]
+        ratio = paired(mine, theirs)
         print(
             f"| {name}, {clock} | {statistics.median(mine):.2f} | {rival} {statistics.median(theirs):.2f} "
-            f"| **{statistics.median(ratios):.2f}** ({min(ratios):.2f} - {max(ratios):.2f}) |",
+            f"| **{ratio.value:.2f}** ({ratio.low:.2f} - {ratio.high:.2f}) |",
             flush=True,
         )
     spent = {part: statistics.median(one["parts"][part] for one in times["frames"]) for part in PARTS}
@@ -207,9 +201,7 @@ def main() -> None:
                 for what in options.what.split(","):
                     asked = {"model": model, "layers": layers, "what": what, "device": options.device}
                     wrong += measured(asked, options.pairs, root)
-    for one in wrong:
-        print("FAILED:", one)
-    sys.exit(bool(wrong))
+    finish(wrong)
 
 
 if __name__ == "__main__":

@@ -15,19 +15,12 @@ import time
 from collections.abc import Callable
 from typing import Any, Literal
 
-from fxpool.bench.witness import LoweringCounter
+from fxpool.bench.witness import counting
 
-__all__ = ["Size", "Step", "build", "call", "compiled", "counting", "facts", "first_call"]
+__all__ = ["Size", "Step", "build", "call", "compiled", "facts", "first_call"]
 
 Step = Literal["infer", "train"]
 Size = Literal["small", "full"]
-
-
-def counting() -> LoweringCounter:
-    """Count the graphs that this process lowers from now on."""
-    counter = LoweringCounter()
-    counter.install()
-    return counter
 
 
 def facts(backend: str, lowered: int) -> dict[str, Any]:

@@ -22,12 +22,16 @@ import json
 import os
 import shutil
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
+
+from child import started_pool
+from harness.children import ChildError
+from harness.scripts import caches, report_of
+
+from fxpool.bench.witness import counting
 
 SIDES = ("eager", "inductor", "whole", "pieces")
 WARM_UP, CALLS, SECONDS = 3, 30, 4.0
@@ -181,10 +185,7 @@ def held_bytes(outputs: list[Any], besides: list[Any]) -> int:
 
 
 def child(asked: dict[str, Any]) -> None:
-    from fxpool.bench.witness import LoweringCounter
-
-    counter = LoweringCounter()
-    counter.install()
+    counter = counting()
     import torch
 
     import fxpool
@@ -192,12 +193,7 @@ def child(asked: dict[str, Any]) -> None:
     model, inputs = model_and_inputs(asked)
     train, cuda = asked["what"] == "train", asked["device"] == "cuda"
     if asked["side"] in ("whole", "pieces"):
-        from fxpool.lowering.core.runtime import runtime
-        from fxpool.pool import JobSpec
-
-        runtime.pool().start(wait=True)
-        time.sleep(0.5)  # it begins to warm up when nobody asks for anything
-        runtime.pool().submit("builtins:bytes", b"", JobSpec(label="nothing")).result()  # and answers when it has
+        started_pool()
     held = 0
 
     def call(function: Callable[..., Any], *, look: bool = False) -> list[Any]:
@@ -247,22 +243,12 @@ def run(asked: dict[str, Any], root: str) -> dict[str, Any]:
     if os.path.isdir(f"{root}/toolchain"):
         shutil.copytree(f"{root}/toolchain", f"{place}/c/toolchain")
         os.chmod(f"{place}/c", 0o700)
-    environment = {
-        "TORCHINDUCTOR_CACHE_DIR": f"{place}/i",
-        "TRITON_CACHE_DIR": f"{place}/t",
-        "FXPOOL_CACHE_DIR": f"{place}/c",
-        "FXPOOL_RUNTIME_DIR": f"{root}/r",
-        "FXPOOL_POOL": "embedded",
-    }
-    done = subprocess.run(
-        [sys.executable, __file__, "--child", json.dumps(asked)],
-        capture_output=True, text=True, env={**os.environ, **environment}, check=False,
-    )  # fmt: skip
-    if done.returncode:
-        return {"error": (done.stderr.strip().splitlines() or ["?"])[-1][:200], "side": side}
+    try:
+        result = report_of(__file__, asked, caches(place, root))
+    except ChildError as error:
+        return {"error": (error.output.splitlines() or ["?"])[-1][:200], "side": side}
     if os.path.isdir(f"{place}/c/toolchain"):
         shutil.copytree(f"{place}/c/toolchain", f"{root}/toolchain", dirs_exist_ok=True)
-    result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     return result
 
 

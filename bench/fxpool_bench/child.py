@@ -23,7 +23,7 @@ from typing import IO, Any
 
 from fxpool.bench import suite as suites
 from fxpool.bench.case import Case
-from fxpool.bench.witness import LoweringCounter
+from fxpool.bench.witness import counting
 from fxpool.pool.host import processes
 
 __all__ = ["main"]
@@ -53,8 +53,7 @@ def _tell(events: IO[str], event: str, **facts: Any) -> None:
 
 def _serve(order: dict[str, Any], events: IO[str]) -> None:
     _tell(events, "building")
-    counter = LoweringCounter()
-    counter.install()
+    counter = counting()
     suite = suites.load(order["suite"])
     case = suite.case(order["case"])
     mode, backend = order["mode"], order["backend"]

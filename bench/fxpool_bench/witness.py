@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # `typing` is not imported either
     from types import ModuleType
     from typing import Any
 
-__all__ = ["LoweringCounter", "since"]
+__all__ = ["LoweringCounter", "counting", "since"]
 
 _GRAPH = "torch._inductor.graph"
 
@@ -72,6 +72,13 @@ class LoweringCounter:
             original(this, *arguments, **named)
 
         module.GraphLowering.__init__ = counted
+
+
+def counting() -> LoweringCounter:
+    """Count the graphs that this process lowers from now on."""
+    counter = LoweringCounter()
+    counter.install()
+    return counter
 
 
 def since(before: Any, now: Any) -> Any:

@@ -14,15 +14,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from typing import Any
 
-from workload import Llama, difference
+from harness.scripts import caches, finish, report_or_exit
+from workload import Llama, difference, spread
+
+from fxpool.bench.measurement.statistics import paired
+from fxpool.bench.witness import counting
 
 BACKENDS = ("eager", "inductor", "fxpool")
 MODES = ("async+subprocess", "progressive+async+subprocess")
@@ -31,10 +33,7 @@ MODES = ("async+subprocess", "progressive+async+subprocess")
 def child(asked: dict[str, Any]) -> None:
     import torch
 
-    from fxpool.bench.witness import LoweringCounter
-
-    counter = LoweringCounter()
-    counter.install()
+    counter = counting()
     work = Llama(asked["layers"], asked["what"] == "train")
     started = time.perf_counter()
     options = {"options": {"mode": asked["mode"]}} if asked["backend"] == "fxpool" else {}
@@ -72,22 +71,10 @@ def child(asked: dict[str, Any]) -> None:
 
 
 def run(asked: dict[str, Any], root: str) -> dict[str, Any]:
-    places = {"TORCHINDUCTOR_CACHE_DIR": "i", "TRITON_CACHE_DIR": "t", "FXPOOL_CACHE_DIR": "c"}
+    """The report of a process with empty caches."""
     with tempfile.TemporaryDirectory(prefix="fresh-", dir=root, ignore_cleanup_errors=True) as fresh:
-        environment = {
-            **os.environ,
-            **{name: f"{fresh}/{place}" for name, place in places.items()},
-            "FXPOOL_RUNTIME_DIR": f"{root}/r",
-            "FXPOOL_POOL": "embedded",  # a cold start is one without a server that another run left
-        }
-        done = subprocess.run(
-            [sys.executable, __file__, "--child", json.dumps(asked)],
-            capture_output=True, text=True, env=environment, check=False,
-        )  # fmt: skip
-    if done.returncode:
-        sys.exit(f"{asked} failed:\n{done.stdout[-2000:]}\n{done.stderr[-6000:]}")
-    print(json.dumps(asked), done.stdout.strip().splitlines()[-1], flush=True)
-    report: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+        report = report_or_exit(__file__, asked, caches(fresh, root))
+    print(json.dumps(asked), json.dumps(report), flush=True)
     return report
 
 
@@ -130,15 +117,8 @@ def main() -> None:
     for rival in backends:
         for what, ours in (("first step", firsts.get("fxpool", [])), ("compiled code in use", compiled_from)):
             if ours and rival != "fxpool":
-                ratios = [a / b for a, b in zip(ours, firsts[rival], strict=True)]
-                around = f"({min(ratios):.2f} - {max(ratios):.2f})"
-                print(f"  {what} / {rival}: median {statistics.median(ratios):.2f} {around} of {len(ratios)} pairs")
-    if options.out:
-        with open(options.out, "w") as file:
-            json.dump({"firsts": firsts, "compiled_from": compiled_from, "longer": longer}, file, indent=1)
-    for failure in failures:
-        print("FAILED:", failure)
-    sys.exit(bool(failures))
+                print(f"  {what} / {rival}: median {spread(paired(ours, firsts[rival]))} of {len(ours)} pairs")
+    finish(failures, options.out, {"firsts": firsts, "compiled_from": compiled_from, "longer": longer})
 
 
 def check(report: dict[str, Any]) -> list[str]:

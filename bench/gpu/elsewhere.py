@@ -22,6 +22,10 @@ import tempfile
 import time
 from typing import Any
 
+from harness.scripts import caches, finish
+
+from fxpool.bench.witness import counting
+
 HERE = pathlib.Path(__file__).resolve().parent
 MODELS = ("mlp", "product", "convolution", "broken", "user_kernel", "llama")
 
@@ -74,12 +78,9 @@ def graph_break() -> Any:
 def child(name: str, backend: str, save: str, other: str) -> None:
     import torch
 
-    from fxpool.bench.witness import LoweringCounter
-
     if other:
         as_another_device()
-    counter = LoweringCounter()
-    counter.install()
+    counter = counting()
     model, loss = model_and_loss(name)
     started = time.perf_counter()
     value = torch.compile(loss, backend=backend)() if backend != "none" else loss()
@@ -117,10 +118,7 @@ def as_another_device() -> None:
 def run(name: str, backend: str, root: str, command: list[str], other: bool = False, **environment: str) -> Any:
     """Run `child` in a fresh process and return its report; the results are in `root`. Ends with the child's output."""
     save = f"{root}/{name}-{backend}.pt"
-    variables = {
-        "FXPOOL_RUNTIME_DIR": f"{root}/r", "FXPOOL_CACHE_DIR": f"{root}/store", "FXPOOL_POOL": "embedded",
-        "TORCHINDUCTOR_CACHE_DIR": f"{root}/{name}-{backend}/i", "TRITON_CACHE_DIR": f"{root}/{name}-{backend}/t",
-    }  # fmt: skip
+    variables = caches(f"{root}/{name}-{backend}", root, store=f"{root}/store")
     done = subprocess.run(
         [*command, __file__, "child", name, backend, save, "other" if other else ""],
         capture_output=True, text=True, env={**os.environ, **variables, **environment}, check=False,
@@ -186,9 +184,7 @@ def main() -> None:
         failures = record(os.path.abspath(options.to), models, options.other)
     else:
         failures = load(os.path.abspath(options.bundle), models, options.refused)
-    for failure in failures:
-        print("FAILED:", failure)
-    sys.exit(bool(failures))
+    finish(failures)
 
 
 if __name__ == "__main__":

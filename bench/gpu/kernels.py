@@ -9,12 +9,13 @@ one's entries and with empty Inductor and Triton directories. Exits 1 when somet
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
 from typing import Any
+
+from harness.children import ChildError
+from harness.scripts import caches, finish, report_of
 
 #: A graph that does not travel to a worker in this version; its result must be right all the same.
 IN_PROCESS = "user's kernel"
@@ -118,27 +119,17 @@ def flat(value: Any) -> list[Any]:
 
 
 def main() -> None:
-    if len(sys.argv) > 1:
-        return child(json.loads(sys.argv[1]))
-    failures = []
+    if sys.argv[1:2] == ["--child"]:
+        return child(json.loads(sys.argv[2]))
+    failures: list[str] = []
     for case in cases():
         with tempfile.TemporaryDirectory(prefix="fxpool-gpu-") as root:
             for state in ("cold", "warm"):
-                environment = {
-                    "TORCHINDUCTOR_CACHE_DIR": f"{root}/i-{state}",
-                    "TRITON_CACHE_DIR": f"{root}/t-{state}",
-                    "FXPOOL_CACHE_DIR": f"{root}/c",
-                    "FXPOOL_RUNTIME_DIR": f"{root}/r",
-                    "FXPOOL_POOL": "embedded",  # a cold start is one without a server that another run left
-                }
-                done = subprocess.run(
-                    [sys.executable, __file__, json.dumps({"case": case})],
-                    capture_output=True, text=True, env={**os.environ, **environment}, check=False,
-                )  # fmt: skip
-                if done.returncode:
-                    failures.append(f"{case} {state}: {done.stderr[-3000:]}")
+                try:
+                    row = report_of(__file__, {"case": case}, caches(f"{root}/{state}", root, store=f"{root}/c"))
+                except ChildError as error:
+                    failures.append(f"{case} {state}: {error.output}")
                     break
-                row = json.loads(done.stdout.strip().splitlines()[-1])
                 print(case, state, json.dumps(row), flush=True)
                 if row["difference"] > (1e-4 if case in ("scatter", "backward") else 0):  # atomics add in any order
                     failures.append(f"{case} {state}: differs from stock Inductor by {row['difference']:.3g}")
@@ -150,9 +141,7 @@ def main() -> None:
                     failures.append(f"{case} {state}: the profiler saw no kernel")
                 if state == "warm" and (row["misses"] or row["measured"]):
                     failures.append(f"{case}: not served from the cache, or measured again: {row}")
-    for failure in failures:
-        print("FAILED:", failure)
-    sys.exit(bool(failures))
+    finish(failures)
 
 
 if __name__ == "__main__":

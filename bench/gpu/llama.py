@@ -15,13 +15,16 @@ import json
 import os
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from typing import Any
 
-from workload import Llama, parts, save, saved_difference
+from harness.scripts import caches, finish, report_or_exit
+from workload import Llama, parts, save, saved_difference, spread
+
+from fxpool.bench.measurement.statistics import paired
+from fxpool.bench.witness import counting
 
 #: Modules that a hit has no use for.
 COMPILER = (
@@ -37,14 +40,9 @@ COMPARED = (
 
 
 def child(asked: dict[str, Any]) -> None:
-    counter = None
+    counter = counting()
     pieces = asked["backend"] == "pieces"
     backend = "fxpool" if pieces else asked["backend"]
-    if backend == "fxpool":
-        from fxpool.bench.witness import LoweringCounter
-
-        counter = LoweringCounter()
-        counter.install()
     work = Llama(asked["layers"], asked["what"] == "train")
     import torch
 
@@ -67,7 +65,7 @@ def child(asked: dict[str, Any]) -> None:
         work.step(compiled)
         times.append(time.perf_counter() - begun)
     save(results, asked["save"])
-    report: dict[str, Any] = {"first": first, "call": sorted(times)[10], "lowerings": counter.count if counter else 0}
+    report: dict[str, Any] = {"first": first, "call": sorted(times)[10], "lowerings": counter.count}
     report["memory_MiB"] = torch.cuda.max_memory_allocated() >> 20
     if backend == "fxpool":
         import fxpool
@@ -78,16 +76,6 @@ def child(asked: dict[str, Any]) -> None:
         report |= {"graphs": [(g["outcome"], g["level"], g["seconds"]) for g in stats["graphs"]]}
         report |= {"regions": stats["regions"]}
     print(json.dumps(report))
-
-
-def run(asked: dict[str, Any], environment: dict[str, str]) -> dict[str, Any]:
-    done = subprocess.run(
-        [sys.executable, __file__, "--child", json.dumps(asked)],
-        capture_output=True, text=True, env={**os.environ, **environment}, check=False,
-    )  # fmt: skip
-    if done.returncode:
-        sys.exit(f"{asked} failed:\n{done.stdout[-2000:]}\n{done.stderr[-6000:]}")
-    return json.loads(done.stdout.strip().splitlines()[-1])
 
 
 def main() -> None:
@@ -111,23 +99,18 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="fxpool-gpu-") as root:
         for what in options.what or ("infer", "train"):
             for backend in ("eager", "inductor", "fxpool") if not options.only_rounds else ():
-                place = {
-                    "TORCHINDUCTOR_CACHE_DIR": f"{root}/{backend}-{what}/i",
-                    "TRITON_CACHE_DIR": f"{root}/{backend}-{what}/t",
-                    "FXPOOL_CACHE_DIR": f"{root}/{backend}-{what}/c",
-                    "FXPOOL_RUNTIME_DIR": f"{root}/r",
-                    "FXPOOL_POOL": "embedded",  # a cold start is one without a server that another run left
-                }
+                environment = caches(f"{root}/{backend}-{what}", root)
                 for state in ("cold", "warm"):
                     if backend == "eager" and state == "warm":
                         continue
                     if backend == "fxpool" and state == "warm":
                         # Nothing but the store is kept: what an entry needs must be in it.
-                        place["TORCHINDUCTOR_CACHE_DIR"] += "2"
-                        place["TRITON_CACHE_DIR"] += "2"
+                        environment["TORCHINDUCTOR_CACHE_DIR"] += "2"
+                        environment["TRITON_CACHE_DIR"] += "2"
                     save = f"{root}/{backend}-{what}-{state}.pt"
                     asked = {"backend": backend, "what": what, "layers": options.layers, "save": save}
-                    row = {"what": what, "backend": backend, "state": state, **run(asked, place)}
+                    report = report_or_exit(__file__, asked, environment)
+                    row = {"what": what, "backend": backend, "state": state, **report}
                     if backend == "fxpool":
                         row["difference"] = saved_difference(save, f"{root}/inductor-{what}-cold.pt")
                         row["inductor_warm_difference"] = saved_difference(
@@ -154,18 +137,11 @@ def main() -> None:
             if mine == rival or not {mine, rival} <= rows_by_backend.keys():
                 continue
             sides = {side: [one[kind] for one in rows_by_backend[side]] for side in (mine, rival)}
-            ratios = [ours / theirs for ours, theirs in zip(*sides.values(), strict=True)]
             medians = ", ".join(f"{side} {statistics.median(times):.4g}" for side, times in sides.items())
-            spread = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} - {max(ratios):.2f})"
-            print(f"{what}, {state}, {kind}, median of {options.pairs} pairs: {medians}, ratio {spread}")
-    if options.out:
-        with open(options.out, "w") as file:
-            json.dump(
-                {"torch": torch.__version__, "device": torch.cuda.get_device_name(), "rows": rows}, file, indent=1
-            )
-    for failure in failures:
-        print("FAILED:", failure)
-    sys.exit(bool(failures))
+            ratio = spread(paired(*sides.values()))
+            print(f"{what}, {state}, {kind}, median of {options.pairs} pairs: {medians}, ratio {ratio}")
+    facts = {"torch": torch.__version__, "device": torch.cuda.get_device_name(), "rows": rows}
+    finish(failures, options.out, facts)
 
 
 def rounds(
@@ -190,17 +166,13 @@ def rounds(
         if ours and state in ("known", "server") and os.path.isdir(f"{root}/toolchain"):
             shutil.copytree(f"{root}/toolchain", f"{store}/toolchain")
             os.chmod(store, 0o700)
-        place = {
-            "TORCHINDUCTOR_CACHE_DIR": f"{mine}/i", "TRITON_CACHE_DIR": f"{mine}/t", "FXPOOL_CACHE_DIR": store,
-            "FXPOOL_RUNTIME_DIR": f"{root}/r",
-            "FXPOOL_POOL": "embedded",  # a cold start is one without a server that another run left
-        }  # fmt: skip
+        environment = caches(mine, root, store)
         asked = {"backend": backend, "what": what, "layers": 1 if first else layers, "save": f"{root}/again.pt"}
-        place["FXPOOL_TRACE"] = f"{root}/trace-{backend}-{what}-{state}-{number}.json" if ours else ""
-        row = run({**asked, "server": state == "server" and ours}, place)
+        environment["FXPOOL_TRACE"] = f"{root}/trace-{backend}-{what}-{state}-{number}.json" if ours else ""
+        row = report_or_exit(__file__, {**asked, "server": state == "server" and ours}, environment)
         rows.append({name: row[name] for name in ("first", "call", "memory_MiB", "regions") if name in row})
         if ours:
-            rows[-1]["parts"] = parts(place["FXPOOL_TRACE"])
+            rows[-1]["parts"] = parts(environment["FXPOOL_TRACE"])
             shutil.copytree(f"{store}/toolchain", f"{root}/toolchain", dirs_exist_ok=True)
         print(what, state, backend, json.dumps(rows[-1]), flush=True)
     return rows_by_backend

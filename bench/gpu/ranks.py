@@ -35,7 +35,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from harness.scripts import caches, finish
 from workload import Llama, difference
+
+from fxpool.bench.witness import counting
 
 CASES = ("cold", "warm", "frames", "ddp", "fsdp", "pieces", "async", "killed")
 #: Largest relative difference from the model uncompiled: the step is in bfloat16, and stock Inductor's gradients differ
@@ -86,12 +89,7 @@ def child(asked: dict[str, Any]) -> None:
 
     case, rank, backend = asked["case"], asked["rank"], asked["backend"]
     torch.cuda.set_device(rank)
-    counter = None
-    if backend == "fxpool":
-        from fxpool.bench.witness import LoweringCounter
-
-        counter = LoweringCounter()
-        counter.install()
+    counter = counting()
     is_parallel = case in ("ddp", "fsdp")
     if is_parallel:
         torch.distributed.init_process_group("nccl", device_id=torch.device("cuda", rank))
@@ -123,7 +121,6 @@ def child(asked: dict[str, Any]) -> None:
     if backend == "fxpool":
         import fxpool
 
-        assert counter is not None
         stats = fxpool.stats()
         report["lowered"] = counter.count
         report |= {name: stats[name] for name in ("hits", "misses", "joined", "fallbacks", "bypasses")}
@@ -193,11 +190,9 @@ def run(asked: dict[str, Any], ranks: int, root: str) -> list[dict[str, Any]]:
     asked = {**asked, "root": f"{root}/{asked['what']}-{case}-{backend}-run"}
     os.makedirs(asked["root"])
     environment = {
-        "FXPOOL_CACHE_DIR": f"{directory}/c",
-        "FXPOOL_RUNTIME_DIR": f"{root}/r",
+        **caches(f"{directory}/{case}", root, store=f"{directory}/c"),
+        "FXPOOL_POOL": "host",
         "FXPOOL_IDLE_TIMEOUT": "5",
-        "TORCHINDUCTOR_CACHE_DIR": f"{directory}/i{case}",
-        "TRITON_CACHE_DIR": f"{directory}/t{case}",
         "FXPOOL_FRAMES": "on" if case == "frames" else "off",
     }
     if case == "frames":
@@ -310,11 +305,7 @@ def main() -> None:
             if {"eager", "inductor", "fxpool"} <= slowest.keys():
                 share = (slowest["fxpool"] - slowest["eager"]) / slowest["inductor"]
                 print(f"\n{what}: the slowest rank beyond eager's is {share:.2f} of stock's slowest\n", flush=True)
-    if options.out:
-        Path(options.out).write_text(json.dumps(rows, indent=1))
-    for one in wrong:
-        print("FAILED:", one)
-    sys.exit(bool(wrong))
+    finish(wrong, options.out, rows)
 
 
 if __name__ == "__main__":

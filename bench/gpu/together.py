@@ -20,7 +20,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from harness.scripts import caches, finish
 from workload import Llama, save, saved_difference
+
+from fxpool.bench.witness import counting
 
 BACKENDS = ("eager", "inductor", "fxpool")
 
@@ -28,10 +31,7 @@ BACKENDS = ("eager", "inductor", "fxpool")
 def child(asked: dict[str, Any]) -> None:
     import torch
 
-    from fxpool.bench.witness import LoweringCounter
-
-    counter = LoweringCounter()
-    counter.install()
+    counter = counting()
     work = Llama(asked["layers"], asked["what"] == "train")
     print("ready", flush=True)
     sys.stdin.readline()
@@ -50,12 +50,11 @@ def child(asked: dict[str, Any]) -> None:
 
 def at_once(root: Path, backend: str, asked: dict[str, Any], count: int) -> tuple[float, list[dict[str, Any]]]:
     """Seconds until the last of `count` processes is done, and what each says. Caches are empty before."""
-    places = {"TORCHINDUCTOR_CACHE_DIR": "i", "TRITON_CACHE_DIR": "t", "FXPOOL_CACHE_DIR": "c"}
     with tempfile.TemporaryDirectory(prefix="fresh-", dir=root) as fresh:
         environment = {
             **os.environ,
-            **{name: f"{fresh}/{place}" for name, place in places.items()},
-            "FXPOOL_RUNTIME_DIR": f"{root}/r",
+            **caches(fresh, str(root)),
+            "FXPOOL_POOL": "host",
             "FXPOOL_IDLE_TIMEOUT": "1",
         }
         Path(root, "r").mkdir(mode=0o700, exist_ok=True)
@@ -123,12 +122,7 @@ def main() -> None:
     for backend in BACKENDS:
         print(f"  {backend:9} median {statistics.median(walls[backend]):.2f} s")
     print(f"  beyond eager, fxpool / inductor: median {statistics.median(beyond):.2f} of {len(beyond)} rounds")
-    if options.out:
-        with open(options.out, "w") as file:
-            json.dump({"walls": walls, "beyond": beyond}, file, indent=1)
-    for failure in failures:
-        print("FAILED:", failure)
-    sys.exit(bool(failures))
+    finish(failures, options.out, {"walls": walls, "beyond": beyond})
 
 
 def check(reports: list[dict[str, Any]], differs: float) -> list[str]:

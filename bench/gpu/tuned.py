@@ -14,14 +14,16 @@ import argparse
 import json
 import os
 import re
-import subprocess
-import sys
 import tempfile
 import time
 from typing import Any
 
+from harness.children import ChildError
+from harness.scripts import caches, finish, report_of
 from without_device import Watch
 from workload import Llama, save, saved_difference
+
+from fxpool.bench.witness import counting
 
 MODELS = ("product", "linear", "convolution", "llama")
 
@@ -56,17 +58,12 @@ class Small:
 def child(asked: dict[str, Any]) -> None:
     import torch
 
-    counter = None
-    if asked["backend"] == "fxpool":
-        from fxpool.bench.witness import LoweringCounter
-
-        counter = LoweringCounter()
-        counter.install()
+    counter = counting()
     work = Llama(2, False) if asked["model"] == "llama" else Small(asked["model"])
     compiled = torch.compile(work.model, backend=asked["backend"], options={"max_autotune": True})
     started = time.perf_counter()
     results = work.step(compiled)
-    report: dict[str, Any] = {"first": time.perf_counter() - started, "lowerings": counter.count if counter else 0}
+    report: dict[str, Any] = {"first": time.perf_counter() - started, "lowerings": counter.count}
     times = []
     for _ in range(50):
         begun = time.perf_counter()
@@ -91,29 +88,17 @@ def child(asked: dict[str, Any]) -> None:
     print(json.dumps(report))
 
 
-def run(asked: dict[str, Any], environment: dict[str, str]) -> dict[str, Any]:
-    done = subprocess.run(
-        [sys.executable, __file__, "--child", json.dumps(asked)],
-        capture_output=True, text=True, env={**os.environ, **environment}, check=False,
-    )  # fmt: skip
-    if done.returncode:
-        return {"failed": (done.stdout[-1000:] + done.stderr[-5000:])}
-    return {**json.loads(done.stdout.strip().splitlines()[-1]), "said": done.stderr[-1500:]}
-
-
 def compare(model: str, root: str) -> tuple[dict[str, Any], list[str]]:
     results: dict[str, Any] = {}
     failures: list[str] = []
     for state, backend in (("stock", "inductor"), ("cold", "fxpool"), ("warm", "fxpool")):
-        place = {
-            "TORCHINDUCTOR_CACHE_DIR": f"{root}/{model}-{state}/i", "TRITON_CACHE_DIR": f"{root}/{model}-{state}/t",
-            "FXPOOL_CACHE_DIR": f"{root}/{model}/c", "FXPOOL_RUNTIME_DIR": f"{root}/r", "FXPOOL_POOL": "embedded",
-        }  # fmt: skip
+        environment = caches(f"{root}/{model}-{state}", root, store=f"{root}/{model}/c")
         asked = {"backend": backend, "model": model, "save": f"{root}/{model}-{state}.pt"}
         with Watch() as watch:
-            results[state] = run(asked, place)
-        if "failed" in results[state]:
-            return {"model": model, "state": state}, [f"{model} {state}: {results[state]['failed']}"]
+            try:
+                results[state] = report_of(__file__, asked, environment)
+            except ChildError as error:
+                return {"model": model, "state": state}, [f"{model} {state}: {error.message}: {error.output}"]
         results[state]["with_device"] = sorted(watch.guilty.values())
         results[state]["most_at_once"] = watch.most
     cold, warm = results["cold"], results["warm"]
@@ -151,12 +136,7 @@ def main() -> None:
             rows.append(row)
             failures += said
             print(json.dumps(row)[:6000], flush=True)
-    if options.out:
-        with open(options.out, "w") as file:
-            json.dump(rows, file, indent=1)
-    for failure in failures:
-        print("FAILED:", failure)
-    sys.exit(bool(failures))
+    finish(failures, options.out, rows)
 
 
 if __name__ == "__main__":

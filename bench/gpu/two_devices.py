@@ -17,6 +17,8 @@ import sys
 import tempfile
 from typing import Any
 
+from harness.scripts import finish
+
 
 def model(width: int, device: int) -> tuple[Any, Any]:
     import torch
@@ -131,12 +133,7 @@ def main() -> None:
                 failures.append(f"{what}: {[one['fallbacks'] for one in reports]}")
         if rows["ranks"][1].get("allocated", [False])[0]:
             failures.append("rank 1 used memory of device 0")
-    if options.out:
-        with open(options.out, "w") as file:
-            json.dump(rows, file, indent=1)
-    for failure in failures:
-        print("FAILED:", failure)
-    sys.exit(bool(failures))
+    finish(failures, options.out, rows)
 
 
 if __name__ == "__main__":

@@ -15,14 +15,16 @@ import difflib
 import json
 import os
 import re
-import subprocess
-import sys
 import tempfile
 import threading
 import time
 from typing import Any
 
+from harness.children import ChildError
+from harness.scripts import caches, finish, report_of
 from workload import Llama, save, saved_difference
+
+from fxpool.bench.witness import counting
 
 
 class Small:
@@ -91,13 +93,8 @@ def child(asked: dict[str, Any]) -> None:
 
     torch.cuda.set_device(asked["device"])
     codes: list[str] = []
-    counter = None
-    if asked["backend"] == "fxpool":
-        from fxpool.bench.witness import LoweringCounter
-
-        counter = LoweringCounter()
-        counter.install()
-    else:
+    counter = counting()
+    if asked["backend"] != "fxpool":
         from torch._inductor.graph import GraphLowering
 
         GraphLowering.save_output_code = staticmethod(codes.append)
@@ -118,7 +115,7 @@ def child(asked: dict[str, Any]) -> None:
     work = Llama(4, name == "llama") if name.startswith("llama") else Small(name, asked["device"])
     started = time.perf_counter()
     results = work.step(torch.compile(work.model, backend=asked["backend"]))
-    report: dict[str, Any] = {"first": time.perf_counter() - started, "lowerings": counter.count if counter else 0}
+    report: dict[str, Any] = {"first": time.perf_counter() - started, "lowerings": counter.count}
     save(results, asked["save"])
     if how == "install":
         import fxpool
@@ -188,16 +185,6 @@ class Watch:
             self.most = max(self.most, now)
 
 
-def run(asked: dict[str, Any], environment: dict[str, str]) -> dict[str, Any]:
-    done = subprocess.run(
-        [sys.executable, __file__, "--child", json.dumps(asked)],
-        capture_output=True, text=True, env={**os.environ, **environment}, check=False,
-    )  # fmt: skip
-    if done.returncode:
-        return {"failed": (done.stdout[-1000:] + done.stderr[-5000:])}
-    return json.loads(done.stdout.strip().splitlines()[-1])
-
-
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--child")
@@ -215,30 +202,23 @@ def main() -> None:
             rows.append(row)
             failures += said
             print(json.dumps(row)[:3000], flush=True)
-    if options.out:
-        with open(options.out, "w") as file:
-            json.dump(rows, file, indent=1)
-    for failure in failures:
-        print("FAILED:", failure)
-    sys.exit(bool(failures))
+    finish(failures, options.out, rows)
 
 
 def compare(model: str, device: int, root: str) -> tuple[dict[str, Any], list[str]]:
     results, failures = {}, []
     for state, backend in (("stock", "inductor"), ("cold", "fxpool"), ("warm", "fxpool")):
-        place = {
-            "TORCHINDUCTOR_CACHE_DIR": f"{root}/{model}-{state}/i", "TRITON_CACHE_DIR": f"{root}/{model}-{state}/t",
-            "FXPOOL_CACHE_DIR": f"{root}/{model}/c", "FXPOOL_RUNTIME_DIR": f"{root}/r", "FXPOOL_POOL": "embedded",
-        }  # fmt: skip
+        environment = caches(f"{root}/{model}-{state}", root, store=f"{root}/{model}/c")
         if model.endswith("@install") and state != "stock":
-            place["TORCHINDUCTOR_FX_COMPILE_MODE"] = "subprocess"
+            environment["TORCHINDUCTOR_FX_COMPILE_MODE"] = "subprocess"
         asked = {"backend": backend, "model": model, "device": device, "save": f"{root}/{model}-{state}.pt"}
         if state == "stock":
             asked["model"] = model.partition("@")[0]
         with Watch() as watch:
-            results[state] = run(asked, place)
-        if "failed" in results[state]:
-            return {"model": model, "state": state}, [f"{model} {state}: {results[state]['failed']}"]
+            try:
+                results[state] = report_of(__file__, asked, environment)
+            except ChildError as error:
+                return {"model": model, "state": state}, [f"{model} {state}: {error.message}: {error.output}"]
         results[state]["processes"] = sorted(set(watch.seen.values()))
         failures += [f"{model} {state}: {said}" for said in watch.guilty.values()]
     stock, cold, warm = (results[state] for state in ("stock", "cold", "warm"))

@@ -6,6 +6,8 @@ import json
 import warnings
 from typing import Any
 
+from fxpool.bench.measurement.statistics import Ratio
+
 
 class Llama:
     """A Llama in bfloat16 on the current CUDA device, with random weights, and the step that is measured."""
@@ -79,3 +81,8 @@ def save(tensors: list[Any], path: str) -> None:
     import torch
 
     torch.save([tensor.float().cpu() for tensor in tensors], path)
+
+
+def spread(ratio: Ratio) -> str:
+    """The median of ratios and their range."""
+    return f"{ratio.value:.2f} ({ratio.low:.2f} - {ratio.high:.2f})"

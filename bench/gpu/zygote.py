@@ -20,6 +20,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from harness.scripts import caches, finish
+
 CALLS = ("warm", "warm_up_devices", "warm_up", "warm_up_training")
 PATIENCE = 180.0
 
@@ -82,17 +84,12 @@ def main() -> None:
         return child(options.child, options.train)
     with tempfile.TemporaryDirectory(prefix="fxpool-gpu-") as root:
         os.makedirs(f"{root}/r", mode=0o700)
-        os.environ |= {
-            "FXPOOL_RUNTIME_DIR": f"{root}/r", "FXPOOL_CACHE_DIR": f"{root}/c", "FXPOOL_IDLE_TIMEOUT": "300",
-            "TORCHINDUCTOR_CACHE_DIR": f"{root}/i", "TRITON_CACHE_DIR": f"{root}/t",
-        }  # fmt: skip
+        os.environ |= {**caches(root, root), "FXPOOL_POOL": "host", "FXPOOL_IDLE_TIMEOUT": "300"}
         try:
             failures = measure(options.out)
         finally:
             subprocess.run([sys.executable, "-m", "fxpool", "stop"], check=False)
-    for failure in failures:
-        print("FAILED:", failure)
-    sys.exit(bool(failures))
+    finish(failures)
 
 
 def measure(out: str | None) -> list[str]:

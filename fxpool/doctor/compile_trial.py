@@ -240,10 +240,9 @@ def _broken(name: str, how: str, output: str) -> Finding:
 
 
 def _try_compile() -> dict[str, Any]:
-    from fxpool.bench.witness import LoweringCounter
+    from fxpool.bench.witness import counting
 
-    counter = LoweringCounter()
-    counter.install()
+    counter = counting()
     heard: list[str] = []
 
     class Heard(logging.Handler):
