@@ -167,7 +167,7 @@ def test_a_second_process_tells_what_a_first_call_takes_there(mine: suite.Suite)
 
 
 def _states(mine: suite.Suite, names: tuple[str, ...]) -> tuple[list[str], int]:
-    """The states of what is said to stand still while one measures, and how many processes that is."""
+    """The states of the processes that are reported as paused while one measures, and their number."""
     seen: list[str] = []
     most = 0
     wanted = [run for run in runs(mine.cases) if run.case in names]
@@ -280,7 +280,7 @@ def test_the_command_says_what_was_wrong(mine: suite.Suite, tmp_path: Path) -> N
     assert "results.jsonl" in output and "per call" in output
     assert "model/inference/eager: called, " in output, "a finished step has no line"
     assert "2 runs in " in output and "building " in output.partition("all processes together: ")[2]
-    # What failed is there, too, and is tried again on request only.
+    # Failed runs have results too, and are repeated on request only.
     process = bench(tmp_path, "--cases", "fails,model")
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 1 and "already done: 2 of 2 runs" in output

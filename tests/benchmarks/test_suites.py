@@ -1,4 +1,4 @@
-"""Suites and the runs that they are; records and what is made of them. No process is started here."""
+"""Suites and their runs, records and reports. No process is started."""
 
 from __future__ import annotations
 
@@ -222,7 +222,7 @@ def test_what_holds_no_results_is_refused(tmp_path: Path, content: str) -> None:
         results.read(tmp_path / "none")
 
 
-# ---------------------------------------------------------------- what is said of them
+# ---------------------------------------------------------------- reports
 
 
 def noisy(median: float, seed: int, spread: float = 0.02, count: int = 100) -> list[float]:

@@ -1,4 +1,4 @@
-"""The programs in examples/, as their first lines say to run them: in processes of their own, with empty caches."""
+"""The programs in examples/, as their first lines say to run them: in separate processes, with empty caches."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from campaigns.first_day import __main__ as first_day
 from campaigns.first_day import checkout
-from campaigns.first_day.environment import Place
+from campaigns.first_day.environment import Site
 from campaigns.first_day.row import Row
 from campaigns.first_day.running import Runner
 from campaigns.first_day.screen import Screen
@@ -139,22 +139,22 @@ def test_rows_have_names_of_their_own_and_are_found_by_them() -> None:
 
 def test_a_place_has_an_environment_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FXPOOL_STRICT", "1")
-    place = Place(tmp_path / "place")
+    site = Site(tmp_path / "site")
     row = Row(name="x", environment={"LANG": None, "CXX": "{directory}/g++"})
-    environment = place.environment(row, {"EXTRA": "{tmp}"})
+    environment = site.environment(row, {"EXTRA": "{tmp}"})
     assert {"FXPOOL_STRICT", "LANG"}.isdisjoint(environment)
-    assert environment["HOME"] == str(place.home)
-    assert environment["CXX"] == f"{place.work}/g++"
-    assert environment["EXTRA"] == str(place.tmp)
+    assert environment["HOME"] == str(site.home)
+    assert environment["CXX"] == f"{site.work}/g++"
+    assert environment["EXTRA"] == str(site.tmp)
 
 
 def test_a_server_that_is_left_behind_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("campaigns.first_day.environment._GRACE", 0.0)
-    place = Place(tmp_path / "place")
-    assert place.left() == []
-    (place.tmp / "fxpool-0" / "pool-abc").mkdir(parents=True)
-    (place.tmp / "fxpool-left.so").touch()
-    assert sorted(place.left()) == ["file tmp/fxpool-0/pool-abc", "file tmp/fxpool-left.so"]
+    site = Site(tmp_path / "site")
+    assert site.left() == []
+    (site.tmp / "fxpool-0" / "pool-abc").mkdir(parents=True)
+    (site.tmp / "fxpool-left.so").touch()
+    assert sorted(site.left()) == ["file tmp/fxpool-0/pool-abc", "file tmp/fxpool-left.so"]
 
 
 CHEAP = ["plain script, tool chain known", "-I", "stdin closed", "HOME non-ASCII", "umask 077"]
@@ -175,16 +175,16 @@ def test_readme_has_the_program_and_its_output() -> None:
 
 
 def test_rows_of_homes_look_where_the_cache_is(tmp_path: Path) -> None:
-    place = Place(tmp_path / "place")
+    site = Site(tmp_path / "site")
     (row,) = first_day.rows("HOME on a read-only disk")
     assert row.also is not None
-    cache = place.tmp / f"fxpool-cache-{os.getuid()}"
-    assert "no cache in" in row.also(place, Run(0))
+    cache = site.tmp / f"fxpool-cache-{os.getuid()}"
+    assert "no cache in" in row.also(site, Run(0))
     (cache / "entries").mkdir(parents=True)
     cache.chmod(0o755)
-    assert "mode 40755" in row.also(place, Run(0, errors=str(cache)))
+    assert "mode 40755" in row.also(site, Run(0, errors=str(cache)))
     cache.chmod(0o700)
-    assert "does not name" in row.also(place, Run(0))
-    assert row.also(place, Run(0, errors=str(cache))) == ""
-    (place.work / "~").mkdir()
-    assert row.also(place, Run(0, errors=str(cache))).endswith("/~")
+    assert "does not name" in row.also(site, Run(0))
+    assert row.also(site, Run(0, errors=str(cache))) == ""
+    (site.work / "~").mkdir()
+    assert row.also(site, Run(0, errors=str(cache))).endswith("/~")

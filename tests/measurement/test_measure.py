@@ -243,7 +243,7 @@ def test_a_clock_that_changes_is_a_remark() -> None:
 
 
 def test_the_turns_of_tuning_are_these(runtime: Path) -> None:
-    """A graph's products are not timed while somebody measures."""
+    """A graph's products are not timed during another measurement."""
     turn = turns.Turn(runtime, turns.CPU)
     assert turn.wait(0)
     with pytest.raises(MeasurementBusyError):

@@ -1,4 +1,4 @@
-"""The arithmetic of samples, against what is known of it."""
+"""The arithmetic of samples, against known properties."""
 
 from __future__ import annotations
 

@@ -7,8 +7,8 @@
     running      has the items of a sweep run in child processes, and survives those that crash or hang
       child      one process: some items of one sweep under one back end, a line of JSON for each
         closeness  is this what eager execution gives?
-    record       what is known of one item in one process
-    verdict      what differs between the back ends, and what of that is a loss
+    record       the result of one item in one process
+    verdict      the differences between the back ends, and which of them are losses
 
 `make conformance`, or `PYTHONPATH=tests python -m campaigns.conformance`, runs it.
 """

@@ -63,7 +63,7 @@ def main() -> None:
 
 
 def _counts(lowerings: LoweringCounter, backend: str) -> dict[str, Any]:
-    """What has been counted in this process until now."""
+    """Return the counts of this process until now."""
     found: dict[str, Any] = {"lowerings": lowerings.count}
     if backend == "fxpool":
         import fxpool

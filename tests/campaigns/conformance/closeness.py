@@ -34,7 +34,7 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
         return plain.clone()
     if plain.is_conj() or plain.is_neg():
         return plain.clone()
-    # clone() would give an expanded tensor memory of its own, and other strides with it.
+    # clone() would give an expanded tensor its own memory, and other strides with it.
     copy = torch.empty(0, dtype=plain.dtype, device=plain.device)
     return copy.set_(plain.untyped_storage().clone(), plain.storage_offset(), plain.shape, plain.stride())
 
@@ -48,59 +48,59 @@ def check(expected: Any, got: Any, what: str, *, values: bool = True, strides: b
     right, other = pytree.tree_flatten(got)
     if form != other:
         raise AssertionError(f"{what}: structure {form} against {other}")
-    for number, (one, two) in enumerate(zip(left, right, strict=True)):
+    for number, (first, second) in enumerate(zip(left, right, strict=True)):
         where = f"{what}leaf {number}"
-        if type(one) is not type(two):
-            raise AssertionError(f"{where}: {type(one).__name__} against {type(two).__name__}")
-        if isinstance(one, np.ndarray):
-            one, two = torch.from_numpy(one), torch.from_numpy(two)
-        if isinstance(one, torch.Tensor):
-            _check_tensors(one, two, where, values, strides)
-        elif values and not _equal(one, two):
-            raise AssertionError(f"{where}: {one!r} against {two!r}")
+        if type(first) is not type(second):
+            raise AssertionError(f"{where}: {type(first).__name__} against {type(second).__name__}")
+        if isinstance(first, np.ndarray):
+            first, second = torch.from_numpy(first), torch.from_numpy(second)
+        if isinstance(first, torch.Tensor):
+            _check_tensors(first, second, where, values, strides)
+        elif values and not _equal(first, second):
+            raise AssertionError(f"{where}: {first!r} against {second!r}")
 
 
-def _equal(one: Any, two: Any) -> bool:
-    if isinstance(one, float):
-        return (one != one and two != two) or math.isclose(one, two, rel_tol=1e-3, abs_tol=1e-4)
-    return bool(one == two)
+def _equal(first: Any, second: Any) -> bool:
+    if isinstance(first, float):
+        return (first != first and second != second) or math.isclose(first, second, rel_tol=1e-3, abs_tol=1e-4)
+    return bool(first == second)
 
 
-def _check_tensors(one: torch.Tensor, two: torch.Tensor, where: str, values: bool, strides: bool) -> None:
-    if is_traceable_wrapper_subclass(one):
-        names, context = one.__tensor_flatten__()
-        others, _ = two.__tensor_flatten__()
-        if names != others or tuple(map(str, one.shape)) != tuple(map(str, two.shape)):
-            raise AssertionError(f"{where}: {type(one).__name__} of {names} against {others} ({context})")
+def _check_tensors(first: torch.Tensor, second: torch.Tensor, where: str, values: bool, strides: bool) -> None:
+    if is_traceable_wrapper_subclass(first):
+        names, context = first.__tensor_flatten__()
+        others, _ = second.__tensor_flatten__()
+        if names != others or tuple(map(str, first.shape)) != tuple(map(str, second.shape)):
+            raise AssertionError(f"{where}: {type(first).__name__} of {names} against {others} ({context})")
         for name in names:
-            _check_tensors(getattr(one, name), getattr(two, name), f"{where}.{name}", values, strides)
+            _check_tensors(getattr(first, name), getattr(second, name), f"{where}.{name}", values, strides)
         return
     facts: tuple[Callable[[torch.Tensor], Any], ...] = (
         lambda x: x.dtype, lambda x: tuple(x.shape), lambda x: x.layout, lambda x: x.device,
         lambda x: _meaningful_strides(x) if strides and x.layout is torch.strided else (),
     )  # fmt: skip
-    if (found := [fact(one) for fact in facts]) != (others := [fact(two) for fact in facts]):
+    if (found := [fact(first) for fact in facts]) != (others := [fact(second) for fact in facts]):
         raise AssertionError(f"{where}: {found} against {others}")
     if not values:
         return
-    if one.layout is not torch.strided:
-        one, two = one.to_dense(), two.to_dense()  # little is done for other layouts
-    if one.dtype.is_floating_point or one.dtype.is_complex:
-        relative, absolute = _TOLERANCES.get(one.dtype, _COARSE)
-        if one.dtype not in _TOLERANCES and one.dtype.itemsize == 1:
-            one, two = one.float(), two.float()  # little is done for float8s
-        largest = one[torch.isfinite(one)].abs().max().item() if torch.isfinite(one).any() else 1.0
-        # Sums over many terms: what is allowed grows with the largest of them.
+    if first.layout is not torch.strided:
+        first, second = first.to_dense(), second.to_dense()  # little is done for other layouts
+    if first.dtype.is_floating_point or first.dtype.is_complex:
+        relative, absolute = _TOLERANCES.get(first.dtype, _COARSE)
+        if first.dtype not in _TOLERANCES and first.dtype.itemsize == 1:
+            first, second = first.float(), second.float()  # little is done for float8s
+        largest = first[torch.isfinite(first)].abs().max().item() if torch.isfinite(first).any() else 1.0
+        # Sums over many terms: the tolerance grows with the largest of them.
         torch.testing.assert_close(
-            two, one, rtol=relative, atol=absolute * max(1.0, float(largest)), equal_nan=True, check_stride=False,
+            second, first, rtol=relative, atol=absolute * max(1.0, float(largest)), equal_nan=True, check_stride=False,
             msg=lambda text: f"{where}: {text}",
         )  # fmt: skip
     else:
-        torch.testing.assert_close(two, one, rtol=0, atol=0, msg=lambda text: f"{where}: {text}")
+        torch.testing.assert_close(second, first, rtol=0, atol=0, msg=lambda text: f"{where}: {text}")
 
 
 def _meaningful_strides(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Strides along which there are at least two elements; the others mean nothing."""
+    """Strides along which there are at least second elements; the others mean nothing."""
     if not tensor.numel():
         return ()
     return tuple(stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1)

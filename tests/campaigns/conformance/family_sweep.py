@@ -1,6 +1,6 @@
 """The sweep of families: architectures of transformers from tiny configurations, with random weights.
 
-An item is a family and what is done with it, ``bert|train``. Inference: two calls, and one with other shapes. Training:
+An item is a family and an action, ``bert|train``. Inference: two calls, and one with other shapes. Training:
 the same with loss, gradients of all parameters, and buffers afterwards.
 """
 

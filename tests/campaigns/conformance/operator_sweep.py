@@ -138,7 +138,7 @@ def _run(call: Callable[..., Any], sample: Any, seed: Iterable[object], gradient
 def _copies(tree: Any) -> Any:
     try:
         return copy.deepcopy(tree)  # keeps what arguments share with each other
-    except Exception:  # tensors that are no leaves
+    except Exception:  # of tensors in a graph of autograd
         return pytree.tree_map_only(torch.Tensor, _copy, tree)
 
 
@@ -146,9 +146,9 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().clone().requires_grad_(tensor.requires_grad)
 
 
-def _same(one: Any, two: Any) -> bool:
+def _same(first: Any, second: Any) -> bool:
     try:
-        closeness.check(one, two, "", strides=False)
+        closeness.check(first, second, "", strides=False)
     except AssertionError:
         return False
     return True

@@ -82,7 +82,7 @@ def _outcome(program: Program, compiling: Compile, seed: int) -> tuple[Any, Exce
 
 def _readings(program: Program, compiling: Compile, seed: int) -> Iterator[dict[str, Any]]:
     made = program.build()
-    # By identity, and kept meanwhile: another function may get the address of one that is gone.
+    # By identity, and held until the end: another function may get the address of one that is gone.
     compiled: list[tuple[Any, Any]] = []
     for function, arguments in made if inspect.isgenerator(made) else [made]:
         known = next((found for one, found in compiled if one is function), None)
@@ -94,7 +94,7 @@ def _readings(program: Program, compiling: Compile, seed: int) -> Iterator[dict[
 
 
 def _reading(call: Callable[..., Any], function: Any, arguments: tuple[Any, ...]) -> dict[str, Any]:
-    """What one call gives and leaves behind. Its gradients are those of the sum of all results."""
+    """Return the results and the effects of one call. Its gradients are those of the sum of all results."""
     out = call(*arguments)
     found = {"out": closeness.snapshot(out), "shared": _shared(out, arguments)}
     module = function if isinstance(function, torch.nn.Module) else getattr(function, "__self__", None)
@@ -118,7 +118,7 @@ def _shared(out: Any, arguments: Any) -> list[int]:
     def memory(x: torch.Tensor) -> int:
         try:
             return int(x.untyped_storage().data_ptr()) if x.numel() else 0
-        except (RuntimeError, NotImplementedError):  # wrapper subclasses have none
+        except (RuntimeError, NotImplementedError):  # of wrapper subclasses
             return 0
 
     given = [memory(x) for x in pytree.tree_leaves(arguments) if isinstance(x, torch.Tensor)]

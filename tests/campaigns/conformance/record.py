@@ -1,4 +1,4 @@
-"""What is known of one item of a sweep after one process has run it under one back end."""
+"""The result of one item of a sweep that one process has run under one back end."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Record:
 
     @property
     def compiled(self) -> int:
-        """Graphs that fxpool compiled anew, wherever."""
+        """The number of graphs that fxpool compiled, in workers and in the process."""
         return self.in_worker + self.in_process
 
     @property

@@ -1,4 +1,4 @@
-"""What differs between stock Inductor and fxpool over the items of a sweep. Decisions only: no torch, no processes."""
+"""The differences between stock Inductor and fxpool over the items of a sweep. No torch, no processes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Difference:
 
 
 def compare(key: str, stock: Runs, ours: Runs) -> list[Difference]:
-    """What differs for one item: nothing, or several things.
+    """Return the differences of one item: none, or several.
 
     An item without a record counts as one whose process died: a run that stops early has lost what it did not reach.
     """
@@ -85,14 +85,14 @@ def _kept(second: Record) -> bool:
 
 
 def differences(stock: Mapping[str, Runs], ours: Mapping[str, Runs]) -> list[Difference]:
-    """What differs over all items that one of the back ends was given."""
+    """Return the differences over all items that one of the back ends ran."""
     return [found for key in sorted({*stock, *ours}) for found in compare(key, stock.get(key, ()), ours.get(key, ()))]
 
 
-def summary(sweep: str, keys: Sequence[str], found: Sequence[Difference]) -> str:
+def summary(sweep: str, keys: Sequence[str], differences: Sequence[Difference]) -> str:
     """A sweep's line: how many items are the same, and how many differ in which way (an item may in several)."""
-    differing = {one.key for one in found}
-    counts = Counter(kind for _, kind in {(one.key, one.kind) for one in found})
+    differing = {one.key for one in differences}
+    counts = Counter(kind for _, kind in {(one.key, one.kind) for one in differences})
     columns = [f"{sum(key not in differing for key in keys)} {SAME}"]
     columns += [f"{counts[kind]} {kind}" for kind in (BETTER, LOST_RESULT, LOST_CACHING, IN_PROCESS)]
     return f"{sweep}: {len(keys)} items: " + ", ".join(columns)

@@ -9,7 +9,7 @@ import re
 
 from sources import ROOT, copy_checkout
 
-from .environment import Place
+from .environment import Site
 from .row import WITNESS, Row
 from .verdict import Run
 
@@ -41,11 +41,11 @@ def _block(language: str) -> str:
     return block
 
 
-def _copied(site: Place) -> None:
+def _copied(site: Site) -> None:
     copy_checkout(site.root / "checkout")
 
 
-def _as_in_readme(site: Place, run: Run) -> str:
+def _as_in_readme(site: Site, run: Run) -> str:
     output = site.root / "said"
     said = output.read_text(encoding="utf-8").splitlines() if output.exists() else []
     return "" if said == said_by_quick()[:1] else f"printed {said}, and README says {said_by_quick()[:1]}"

@@ -1,4 +1,4 @@
-"""Rows about the C++ compiler: missing, another, wrapped, in an odd place, changed between two runs of one server."""
+"""Rows about the C++ compiler: missing, another, wrapped, in an odd site, changed between two runs of one server."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import shutil
 from pathlib import Path
 
-from .environment import Place
+from .environment import Site
 from .needs import command
 from .row import PLAIN, Row
 from .verdict import Expected
@@ -16,16 +16,16 @@ __all__ = ["ROWS"]
 _COMPILERS = ("g++", "c++", "gcc", "cc", "clang", "cpp", "ccache")
 
 
-def _path_without_compilers(place: Place) -> None:
+def _path_without_compilers(site: Site) -> None:
     """A directory ``{without}`` of links to all that is in PATH, except compilers."""
-    without = place.root / "without"
+    without = site.root / "without"
     without.mkdir()
     for directory in os.environ.get("PATH", os.defpath).split(os.pathsep):
         for program in Path(directory).iterdir() if Path(directory).is_dir() else ():
             name = program.name.split("-")
             if not any(part.startswith(_COMPILERS) for part in name) and not (without / program.name).exists():
                 (without / program.name).symlink_to(program)
-    place.names["without"] = str(without)
+    site.names["without"] = str(without)
 
 
 def _gxx() -> str:
@@ -70,14 +70,14 @@ ROWS = [
         shell='chmod +x bin/g++; exec "$@"',
         environment={"CXX": "{directory}/bin/g++"},
         fresh=True,
-        also=lambda place, run: "" if (place.tmp / "compiled").exists() else "CXX was not run",
+        also=lambda site, run: "" if (site.tmp / "compiled").exists() else "CXX was not run",
     ),
     Row(
         name="a script like ccache's first in PATH",
         files=_wrapper("bin", "g++", _CCACHE),
         shell='chmod +x bin/g++; PATH="{directory}/bin:$PATH" exec "$@"',
         fresh=True,
-        also=lambda place, run: "" if (place.tmp / "compiled").exists() else "the first g++ in PATH was not run",
+        also=lambda site, run: "" if (site.tmp / "compiled").exists() else "the first g++ in PATH was not run",
     ),
     Row(
         name="another CXX in the second run",

@@ -13,7 +13,7 @@ from harness.places import link_toolchain
 from fxpool.errors import PoolError
 from fxpool.pool.host.runtime_dir import runtime_root
 
-from .environment import Place
+from .environment import Site
 from .needs import NOBODY, mounts, no_root, root, two_users
 from .row import PLAIN, Row
 from .verdict import Expected
@@ -27,10 +27,10 @@ _POOL_ONLY = Expected(pool=True, cache=None)
 _CACHE, _RUNTIME = "{root}/cache", "{root}/run"
 
 
-def _made(*names: str, mode: int = 0o700, owner: int | None = None) -> Callable[[Place], None]:
-    def prepare(place: Place) -> None:
+def _made(*names: str, mode: int = 0o700, owner: int | None = None) -> Callable[[Site], None]:
+    def prepare(site: Site) -> None:
         for name in names:
-            path = Path(place.text(name))
+            path = Path(site.text(name))
             path.mkdir(parents=True, exist_ok=True)
             path.chmod(mode)
             if owner is not None:
@@ -39,45 +39,45 @@ def _made(*names: str, mode: int = 0o700, owner: int | None = None) -> Callable[
     return prepare
 
 
-def _link(name: str, target: str) -> Callable[[Place], None]:
-    def prepare(place: Place) -> None:
-        _made(target)(place)
-        Path(place.text(name)).symlink_to(place.text(target))
+def _link(name: str, target: str) -> Callable[[Site], None]:
+    def prepare(site: Site) -> None:
+        _made(target)(site)
+        Path(site.text(name)).symlink_to(site.text(target))
 
     return prepare
 
 
-def toolchain_in(name: str) -> Callable[[Place], None]:
+def toolchain_in(name: str) -> Callable[[Site], None]:
     """A cache directory elsewhere than in the home, the tool chain known there, too."""
 
-    def prepare(place: Place) -> None:
-        if place.toolchain is not None:
-            link_toolchain(Path(place.text(name)), place.toolchain)
+    def prepare(site: Site) -> None:
+        if site.toolchain is not None:
+            link_toolchain(Path(site.text(name)), site.toolchain)
 
     return prepare
 
 
-def _stood_in_for(name: str) -> Callable[[Place], None]:
+def _stood_in_for(name: str) -> Callable[[Site], None]:
     """A runtime directory that can hold no socket: another with a shorter name, elsewhere, stands in for it."""
 
-    def prepare(place: Place) -> None:
-        wanted = Path(place.text(name))
+    def prepare(site: Site) -> None:
+        wanted = Path(site.text(name))
         wanted.parent.mkdir(parents=True, exist_ok=True)
-        place.on_exit(lambda: _remove_stand_in(wanted, place))
+        site.on_exit(lambda: _remove_stand_in(wanted, site))
 
     return prepare
 
 
-def _remove_stand_in(wanted: Path, place: Place) -> None:
+def _remove_stand_in(wanted: Path, site: Site) -> None:
     with contextlib.suppress(PoolError, OSError):
         root = runtime_root(str(wanted))
-        if place.root not in root.parents:
+        if site.root not in root.parents:
             (root / "host.lock").unlink(missing_ok=True)
             root.rmdir()
 
 
 def _mounted(options: str, after: str = "true") -> str:
-    """A shell with a small file system over the cache directory, which nobody else sees."""
+    """A shell with a small file system over the cache directory, invisible to other processes."""
     mount = f"mkdir -p {_CACHE} && mount -t tmpfs -o mode=0700,{options} first-day {_CACHE} && {after}"
     return f'exec unshare -m bash -c \'{mount} && exec "$@"\' bash "$@"'
 
@@ -101,8 +101,8 @@ import torch
 )
 
 
-def _for_nobody(place: Place) -> None:
-    for path in (place.home, place.tmp, place.work):
+def _for_nobody(site: Site) -> None:
+    for path in (site.home, site.tmp, site.work):
         for entry in [path, *path.rglob("*")]:
             os.chown(entry, NOBODY, NOBODY, follow_symlinks=False)
 
@@ -151,7 +151,7 @@ ROWS = [
     Row(name="HOME non-ASCII", environment={"HOME": "{root}/hömé"}, prepare=toolchain_in("{root}/hömé/.cache/fxpool")),
     Row(name="HOME with a quote and a dollar", environment={"HOME": "{root}/o'h$x"}, fresh=True),
     Row(name="HOME a link", environment={"HOME": "{root}/link"}, prepare=_link("{root}/link", "{root}/behind")),
-    # In /tmp the host's server would be shared with whoever is there: another path is another environment.
+    # In /tmp the host's server would be shared with other programs: another path is another environment.
     Row(name="TMPDIR missing", environment={"TMPDIR": "{root}/nowhere", "PYTHONPATH": "{root}/own"}),
     Row(name="TMPDIR unset", environment={"TMPDIR": None, "PYTHONPATH": "{root}/own"}),
     Row(name="TMPDIR with a space", environment={"TMPDIR": "{root}/a tmp"}, prepare=_made("{root}/a tmp")),
@@ -209,10 +209,10 @@ ROWS = [
     Row(
         name="runtime directory a file",
         environment={"FXPOOL_RUNTIME_DIR": _RUNTIME},
-        prepare=lambda place: Path(place.text(_RUNTIME)).write_text(""),
+        prepare=lambda site: Path(site.text(_RUNTIME)).write_text(""),
         expected=_SAID,
     ),
-    # What somebody else left in /tmp is in the way of what is chosen there.
+    # A leftover in /tmp is in the way of the directory that is chosen there.
     Row(
         name="default runtime directory somebody else's",
         prepare=_made("{tmp}/fxpool-" + str(os.getuid()), owner=NOBODY),
@@ -241,7 +241,7 @@ ROWS = [
     Row(
         name="cache directory a file",
         environment={"FXPOOL_CACHE_DIR": _CACHE},
-        prepare=lambda place: Path(place.text(_CACHE)).write_text(""),
+        prepare=lambda site: Path(site.text(_CACHE)).write_text(""),
         expected=_POOL_ONLY,
     ),
     Row(

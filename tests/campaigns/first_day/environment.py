@@ -1,4 +1,4 @@
-"""Where a row runs: directories of its own, an ordinary user's environment, and a tool chain that is known.
+"""Where a row runs: its own directories, an ordinary user's environment, and a tool chain that is known.
 
 <root>/<number>/home    HOME            <root>/<number>/work    the program, and where it is started
 <root>/<number>/tmp     TMPDIR          <root>/<number>/seen    what the witness writes
@@ -24,9 +24,9 @@ from fxpool.bench import witness
 from .needs import PACKAGES
 from .row import WITNESS, Row
 
-__all__ = ["Place", "known_host"]
+__all__ = ["Site", "known_host"]
 
-# Beside each program, by name: it has none of them on its path.
+# Beside each program, by name: they are not on its path.
 _WITNESSES = {"counter": Path(witness.__file__), "witness": Path(__file__).with_name("witness.py")}
 # One second, so that what a row started ends with it.
 _IDLE_TIMEOUT = "1"
@@ -43,7 +43,7 @@ witness = _s.modules["first_day_witness"]
 """
 
 
-class Place:
+class Site:
     """One row's directories. `names` are what its texts may name in braces; `prepare` may set more."""
 
     def __init__(self, root: Path, toolchain: Path | None = None, backend: str = "fxpool") -> None:
@@ -72,7 +72,7 @@ class Place:
         self._on_exit.callback(function)
 
     def text(self, template: str) -> str:
-        """`template` with this place's names in it."""
+        """`template` with this site's names in it."""
         for name, value in self.names.items():
             template = template.replace("{" + name + "}", value)
         return template
@@ -107,7 +107,7 @@ class Place:
         }
         return {name: self.text(value) for name, value in found.items() if value is not None}
 
-    # ------------------------------------------------------------------ what is left
+    # ------------------------------------------------------------------ leftovers
 
     def left(self) -> list[str]:
         """Processes and files of fxpool's that are still there; waits while there are any."""
@@ -119,7 +119,7 @@ class Place:
         return found
 
     def _processes(self) -> dict[int, str]:
-        """Processes that were started in this place: it is in their command line, environment or directory."""
+        """Processes that were started in this site: it is in their command line, environment or directory."""
         mark, found = os.fsencode(self.root) + b"/", {}
         for entry in Path("/proc").iterdir():
             if not entry.name.isdigit() or int(entry.name) == os.getpid():
@@ -128,7 +128,7 @@ class Place:
                 line = (entry / "cmdline").read_bytes()
                 if mark in line or mark in (entry / "environ").read_bytes():
                     shown = line.replace(b"\0", b" ").decode(errors="replace")[:150].strip()
-                    if line:  # a zombie has none
+                    if line:  # empty for a zombie
                         found[int(entry.name)] = f"process {entry.name}: {shown}"
         return found
 
@@ -147,7 +147,7 @@ class Place:
         return found
 
     def close(self, *, keep: bool) -> None:
-        """End what is still there, undo what `prepare` did, and remove the directories."""
+        """End the remaining processes, undo `prepare`, and remove the directories."""
         for pid in self._processes():
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
@@ -171,11 +171,11 @@ def _remove(root: Path) -> None:
 
 def known_host(root: Path, children: Children) -> Path | None:
     """A directory of facts about the tool chain, made by one process; None where it comes to nothing."""
-    place = Place(root)
-    cache = {"FXPOOL_CACHE_DIR": str(place.home / ".cache" / "fxpool")}
+    site = Site(root)
+    cache = {"FXPOOL_CACHE_DIR": str(site.home / ".cache" / "fxpool")}
     try:
-        return learn_toolchain(children, place.environment(Row(name="first", environment=cache), {}))
+        return learn_toolchain(children, site.environment(Row(name="first", environment=cache), {}))
     except (ChildError, RuntimeError):
         return None
     finally:
-        place.left()
+        site.left()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .environment import Place
+from .environment import Site
 from .row import WITNESS, Row
 from .verdict import Expected
 
@@ -44,7 +44,7 @@ def application(environment, start_response):
 """
 )
 
-# Asks until both workers have answered; each has a pid of its own.
+# Asks until both workers have answered; each has its own pid.
 _CLIENT = """
 import pathlib, socket, subprocess, sys, time
 
@@ -244,8 +244,8 @@ def _trainer(prepare: str, arguments: str = "", head: str = "") -> str:
     return head + _TRAINER.replace("PREPARE", prepare).replace("ARGUMENTS", arguments)
 
 
-def _kernel(place: Place) -> None:
-    place.write(place.home / "kernels" / "kernels" / "python3" / "kernel.json", _KERNEL)
+def _kernel(site: Site) -> None:
+    site.write(site.home / "kernels" / "kernels" / "python3" / "kernel.json", _KERNEL)
 
 
 ROWS = [

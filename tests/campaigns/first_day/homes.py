@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from .directories import reachable_for_others, toolchain_in
-from .environment import Place
+from .environment import Site
 from .needs import NOBODY, command, mounts, two_users
 from .row import Row
 from .verdict import Expected, Run
@@ -28,10 +28,10 @@ def _as(uid: int, group: int | None = None) -> str:
     return reachable_for_others(f'exec {user} "$@"')
 
 
-def _given(uid: int, *more: Callable[[Place], object]) -> Callable[[Place], None]:
+def _given(uid: int, *more: Callable[[Site], object]) -> Callable[[Site], None]:
     """The row's directories belong to a user, the home included; then `more`."""
 
-    def prepare(site: Place) -> None:
+    def prepare(site: Site) -> None:
         _known_to(uid, site)
         for path in (site.home, site.tmp, site.work):
             for entry in [path, *path.rglob("*")]:
@@ -42,7 +42,7 @@ def _given(uid: int, *more: Callable[[Place], object]) -> Callable[[Place], None
     return prepare
 
 
-def _known_to(uid: int, site: Place) -> None:
+def _known_to(uid: int, site: Site) -> None:
     """Copy the facts about the tool chain, which are root's; the record of the header names root's files as well."""
     if site.toolchain is None:
         return
@@ -52,29 +52,29 @@ def _known_to(uid: int, site: Place) -> None:
         directory.chmod(0o711)
 
 
-def _home(mode: int, owner: int, group: int) -> Callable[[Place], None]:
-    def prepare(site: Place) -> None:
+def _home(mode: int, owner: int, group: int) -> Callable[[Site], None]:
+    def prepare(site: Site) -> None:
         os.chown(site.home, owner, group)
         site.home.chmod(mode)
 
     return prepare
 
 
-def _without_cache(site: Place) -> None:
+def _without_cache(site: Site) -> None:
     """Nothing is in the home; the facts about the tool chain are in the temporary directory."""
     shutil.rmtree(site.home / ".cache", ignore_errors=True)
     toolchain_in(f"{{tmp}}/fxpool-cache-{os.getuid()}")(site)
 
 
-def _taken(site: Place) -> None:
+def _taken(site: Site) -> None:
     path = Path(site.text(_STAND_IN))
     os.chown(path, NOBODY, NOBODY)
 
 
-def _stands_in(uid: int = _UID) -> Callable[[Place, Run], str]:
+def _stands_in(uid: int = _UID) -> Callable[[Site, Run], str]:
     """The cache is in the temporary directory, closed to others, and nothing is called ``~``."""
 
-    def check(site: Place, run: Run) -> str:
+    def check(site: Site, run: Run) -> str:
         path = site.tmp / f"fxpool-cache-{uid}"
         if not (path / "entries").is_dir():
             return f"no cache in {path}"
@@ -88,7 +88,7 @@ def _stands_in(uid: int = _UID) -> Callable[[Place, Run], str]:
     return check
 
 
-def _other(name: str, environment: dict[str, str | None], *more: Callable[[Place], object], uid: int = _UID,
+def _other(name: str, environment: dict[str, str | None], *more: Callable[[Site], object], uid: int = _UID,
            group: int | None = None) -> Row:  # fmt: skip
     return Row(
         name=name,

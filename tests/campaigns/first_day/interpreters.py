@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .environment import Place
+from .environment import Site
 from .needs import no_root, root
 from .row import PLAIN, Row
 from .verdict import Expected
@@ -16,8 +16,8 @@ with zipfile.ZipFile("app.pyz", "w") as archive:
 """
 
 
-def _closed_directory(place: Place) -> None:
-    place.work.chmod(0o700)
+def _closed_directory(site: Site) -> None:
+    site.work.chmod(0o700)
 
 
 # Modules that fxpool or torch have under that name, and some of the standard library's that few programs import.

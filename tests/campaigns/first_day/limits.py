@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from .environment import Place
+from .environment import Site
 from .needs import Need, command, no_root, root
 from .row import Row
 from .verdict import Expected
@@ -28,9 +28,9 @@ def _group(controller: str, name: str) -> Path:
 
 
 def _grouped(controller: str) -> Need:
-    """A cgroup of one's own with that controller can be made."""
+    """A separate cgroup with that controller can be made."""
 
-    def there() -> str:
+    def missing() -> str:
         if root():
             return root()
         if _is_unified():
@@ -47,20 +47,20 @@ def _grouped(controller: str) -> Need:
             return f"no cgroup can be made: {error.strerror}"
         return ""
 
-    return there
+    return missing
 
 
-def _limited(controller: str, limits: dict[str, str]) -> Callable[[Place], None]:
+def _limited(controller: str, limits: dict[str, str]) -> Callable[[Site], None]:
     """Make a cgroup and name it ``{group}``; `limits` by the name of their file, of either version of cgroups."""
 
-    def prepare(place: Place) -> None:
-        group = _group(controller, f"first-day-{os.getpid()}-{place.root.name}")
+    def prepare(site: Site) -> None:
+        group = _group(controller, f"first-day-{os.getpid()}-{site.root.name}")
         group.mkdir()
-        place.on_exit(lambda: _end(group))
+        site.on_exit(lambda: _end(group))
         for name, value in limits.items():
             if (group / name).exists():
                 (group / name).write_text(value)
-        place.names["group"] = str(group)
+        site.names["group"] = str(group)
 
     return prepare
 

@@ -7,7 +7,7 @@ import subprocess
 import sysconfig
 
 from .directories import toolchain_in
-from .environment import Place
+from .environment import Site
 from .needs import command, mounts
 from .row import Row
 from .verdict import Expected
@@ -65,7 +65,7 @@ time_t time(time_t* result) {
 _WRONG = {"LD_PRELOAD": "{root}/clock.so"}
 
 
-def _clock(site: Place) -> None:
+def _clock(site: Site) -> None:
     source = site.root / "clock.c"
     source.write_text(_CLOCK)
     # Compiled as C: in C++ the declarations of glibc promise to throw nothing.

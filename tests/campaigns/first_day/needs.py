@@ -1,4 +1,4 @@
-"""What a row needs of the machine: each a function that returns why the machine has it not, or ""."""
+"""Requirements of rows: functions that return the reason why the machine does not meet them, or ""."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["NOBODY", "PACKAGES", "Need", "command", "mounts", "no_root", "packag
 Need = Callable[[], str]
 
 NOBODY = 65534
-# What only rows need lies beside the ordinary environment's packages.
+# Packages that only rows need lie beside those of the ordinary environment.
 PACKAGES = Path(sys.prefix) / "first-day"
 
 
@@ -35,20 +35,20 @@ def no_root() -> str:
 def command(name: str) -> Need:
     """A program in PATH."""
 
-    def there() -> str:
+    def missing() -> str:
         return "" if shutil.which(name) else f"no {name}"
 
-    return there
+    return missing
 
 
 @functools.cache
 def mounts() -> str:
-    """Mounting a file system, in a name space of its own."""
+    """Mounting a file system, in a separate name space."""
     if root():
         return root()
-    with tempfile.TemporaryDirectory() as place:
+    with tempfile.TemporaryDirectory() as site:
         tried = subprocess.run(
-            ["unshare", "-m", "mount", "-t", "tmpfs", "-o", "size=64k", "first-day", place],
+            ["unshare", "-m", "mount", "-t", "tmpfs", "-o", "size=64k", "first-day", site],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )

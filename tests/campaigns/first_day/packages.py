@@ -20,7 +20,7 @@ def main(directory: str) -> int:
     """Exit status."""
     with tempfile.TemporaryDirectory() as scratch:
         report = Path(scratch, "report.json")
-        # What fxpool itself needs is here; the extra alone is asked for, by its requirements.
+        # The dependencies of fxpool are installed; only the requirements of the extra are missing.
         subprocess.run([*PIP, "--dry-run", "--report", report, *requirements()], check=True)
         missing = json.loads(report.read_text())["install"]
     names = [f"{found['metadata']['name']}=={found['metadata']['version']}" for found in missing]
@@ -30,7 +30,7 @@ def main(directory: str) -> int:
 
 
 def requirements() -> list[str]:
-    """What the extra ``first-day`` of pyproject.toml lists."""
+    """Return the requirements of the extra ``first-day`` of pyproject.toml."""
     if sys.version_info >= (3, 11):
         import tomllib
     else:

@@ -1,4 +1,4 @@
-"""Rows about processes and threads: who compiles first, who forks when, and how a process ends."""
+"""Rows about processes and threads: the order of compiles and forks, and the end of a process."""
 
 from __future__ import annotations
 
@@ -243,7 +243,7 @@ asyncio.run(main())
         name="SIGINT while compiling",
         program=_INTERRUPTED,
         again=_HEAD + "compile_and_check(3)\n",
-        also=lambda place, run: (
+        also=lambda site, run: (
             "" if any(record.notes.get("interrupted") for record in run.records) else "the compile was not interrupted"
         ),
     ),

@@ -1,4 +1,4 @@
-"""What a row is."""
+"""A row: a program, its environment, and the expected results."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .needs import Need
 from .verdict import Expected, Run
 
 if TYPE_CHECKING:
-    from .environment import Place
+    from .environment import Site
 
 __all__ = ["PLAIN", "WITNESS", "Row"]
 
@@ -34,13 +34,13 @@ witness.check(compiled(x), work(x))
 @dataclass(frozen=True, kw_only=True)
 class Row:
     """A program in an environment. In all texts ``{python}``, ``{program}``, ``{root}``, ``{home}``, ``{tmp}``,
-    ``{directory}`` (the program's) and the names that `prepare` sets stand for what they are in the row's place.
+    ``{directory}`` (the program's) and the names that `prepare` sets stand for what they are in the row's site.
 
     `program` is the file ``main.py``; `arguments` are the interpreter's. `files` lie beside it. `shell` runs the
     command, which is its ``"$@"``. `environment` goes over an ordinary user's; None takes a variable away. `again` is
     the second run's program, if another, `again_environment` what that adds. `prepare` makes what the row needs.
     `fresh`: nothing is known about the tool chain. `packages`: modules that are installed beside the environment.
-    `also`: a check of the row's own, "" or what is wrong.
+    `also`: a check for this row alone; it returns "" or an error.
     """
 
     name: str
@@ -51,9 +51,9 @@ class Row:
     environment: Mapping[str, str | None] = field(default_factory=dict)
     again: str | None = None
     again_environment: Mapping[str, str | None] = field(default_factory=dict)
-    prepare: Callable[[Place], object] | None = None
+    prepare: Callable[[Site], object] | None = None
     needs: tuple[Need, ...] = ()
     packages: tuple[str, ...] = ()
     fresh: bool = False
     expected: Expected = field(default_factory=Expected)
-    also: Callable[[Place, Run], str] | None = None
+    also: Callable[[Site, Run], str] | None = None

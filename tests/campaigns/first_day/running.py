@@ -1,4 +1,4 @@
-"""Runs rows: each its program twice, and then a look at what is left."""
+"""Runs rows: each its program twice, and then looks for leftovers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from harness.children import Children
 from harness.places import scratch
 
 from . import needs, verdict
-from .environment import Place, known_host
+from .environment import Site, known_host
 from .row import Row
 
 __all__ = ["LIMIT", "Outcome", "Runner"]
@@ -73,21 +73,21 @@ class Runner:
         for reason in [*(need() for need in row.needs), *map(needs.package, row.packages)]:
             if reason:
                 return Outcome(row.name, verdict=f"skipped: {reason}")
-        place = Place(self.root / str(number), None if row.fresh else self._known(), self.backend)
+        site = Site(self.root / str(number), None if row.fresh else self._known(), self.backend)
         try:
-            return self._in_place(row, place, begun)
+            return self._at_site(row, site, begun)
         finally:
-            place.close(keep=self.keep is not None)
+            site.close(keep=self.keep is not None)
 
-    def _in_place(self, row: Row, place: Place, begun: float) -> Outcome:
+    def _at_site(self, row: Row, site: Site, begun: float) -> Outcome:
         if row.prepare is not None:
-            row.prepare(place)
+            row.prepare(site)
         for name, content in row.files.items():
-            place.write(place.work / place.text(name), content)
-        first = self._run(row, place, row.program, {}, 1)
-        complaint = row.also(place, first) if row.also is not None else ""
-        second = self._run(row, place, row.again or row.program, row.again_environment, 2)
-        seen = verdict.Seen(first, second, place.left(), complaint)
+            site.write(site.work / site.text(name), content)
+        first = self._run(row, site, row.program, {}, 1)
+        complaint = row.also(site, first) if row.also is not None else ""
+        second = self._run(row, site, row.again or row.program, row.again_environment, 2)
+        seen = verdict.Seen(first, second, site.left(), complaint)
         found = verdict.judge(row.expected, seen, stock=self.backend != "fxpool")
         return Outcome(
             row.name, found.happened, found.again, found.warnings, time.monotonic() - begun, found.text,
@@ -101,18 +101,18 @@ class Runner:
             self._asked = True
         return self._toolchain
 
-    def _run(self, row: Row, place: Place, program: str, more: Mapping[str, str | None], number: int) -> verdict.Run:
-        main = Path(place.names["program"])
-        place.write(main, program)
-        place.names["text"] = main.read_text(encoding="utf-8")
-        for old in place.seen.glob("*.json"):
+    def _run(self, row: Row, site: Site, program: str, more: Mapping[str, str | None], number: int) -> verdict.Run:
+        main = Path(site.names["program"])
+        site.write(main, program)
+        site.names["text"] = main.read_text(encoding="utf-8")
+        for old in site.seen.glob("*.json"):
             old.unlink()
-        arguments = [place.text(text) for text in row.arguments]
-        command = ["bash", "-c", place.text(row.shell), "bash", sys.executable, *arguments]
-        keep = place.root / f"run-{number}"
+        arguments = [site.text(text) for text in row.arguments]
+        command = ["bash", "-c", site.text(row.shell), "bash", sys.executable, *arguments]
+        keep = site.root / f"run-{number}"
         keep.mkdir(exist_ok=True)
-        done = self._children.run(command, place.environment(row, more), self.limit, cwd=place.work, keep=keep)
-        return verdict.Run(done.status, _records(place.seen), done.errors, done.seconds)
+        done = self._children.run(command, site.environment(row, more), self.limit, cwd=site.work, keep=keep)
+        return verdict.Run(done.status, _records(site.seen), done.errors, done.seconds)
 
 
 def _records(seen: Path) -> list[verdict.Record]:

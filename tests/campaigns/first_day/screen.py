@@ -1,4 +1,4 @@
-"""What a terminal shows after a program wrote to it: as much of one as progress displays use.
+"""The text on a terminal after a program wrote to it: as much of one as progress displays use.
 
 The cursor's movements, erasing, and scrolling back without end; colours and modes are read over.
 """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .environment import Place
+from .environment import Site
 from .row import PLAIN, Row
 from .screen import Screen
 from .verdict import Expected, Run
@@ -40,9 +40,9 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 """
 
 
-def _all_lines_shown(place: Place, run: Run) -> str:
+def _all_lines_shown(site: Site, run: Run) -> str:
     screen = Screen(100)
-    screen.write((place.root / "terminal").read_bytes().decode(errors="replace"))
+    screen.write((site.root / "terminal").read_bytes().decode(errors="replace"))
     lines = [line.strip() for line in screen.lines()]
     lost = [number for number in range(8) if f"step {number} loss {1 / (number + 1):.4f}" not in lines]
     return f"the terminal does not show {len(lost)} of 8 lines that the program printed" if lost else ""
@@ -60,7 +60,7 @@ def _on_a_terminal(name: str, **environment: str) -> Row:
     )
 
 
-# Where nobody hears of a switch-off nothing may be switched off because of that.
+# A warning that is not heard must not be the reason for a switch-off.
 _DEAF = Expected(hears=False)
 
 ROWS = [
@@ -100,7 +100,7 @@ ROWS = [
         shell='set -o pipefail; "$@" 2>&1 >/dev/null | true',
         expected=_DEAF,
     ),
-    # What only shows never fails what it shows: it may say so, nothing else.
+    # A display never fails the program: it may report its failure, nothing else.
     Row(
         name="FXPOOL_PROGRESS in no directory",
         environment={"FXPOOL_PROGRESS": "{root}/none/progress.log"},

@@ -1,7 +1,7 @@
-"""What is said of a row: pure functions from what was seen to the columns of the table.
+"""Judges rows: pure functions from the reports to the columns of the table.
 
-A process is *switched off* where it compiled and no worker did, or where what it compiled was not kept. Whatever
-switches pool or cache off for a whole process has to say so, once, with a remedy.
+A process is *switched off* where it compiled and no worker did, or where the result was not stored. A part that
+is switched off for a whole process has to be reported, once, with a remedy.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["Expected", "Record", "Run", "Seen", "Verdict", "judge", "warnings_in
 
 @dataclass(frozen=True)
 class Expected:
-    """What a row's runs come to where fxpool does its part.
+    """The expected results of a row's runs where fxpool works.
 
     `pool`, `cache`: True: they serve it; None: they may be switched off if that is said; False: not looked at.
     `status`, `again_status`: exit statuses (negative: a signal). `processes`, `again_processes`: how many processes
@@ -37,7 +37,7 @@ class Expected:
 
 @dataclass(frozen=True)
 class Record:
-    """What one process of a row saw of itself."""
+    """The report of one process of a row."""
 
     pid: int
     checks: int = 0
@@ -86,7 +86,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Seen:
-    """All that was seen of a row. `left`: what was there when all should have ended. `complaint`: a row's own check."""
+    """The reports of a row. `left`: leftovers after the runs. `complaint`: the result of the row's own check."""
 
     first: Run
     second: Run
@@ -166,7 +166,7 @@ def _is_hit(run: Run) -> bool:
 
 
 def _of_a_run(run: Run, expected: Expected, status: int, processes: int) -> list[str]:
-    """What is wrong whatever compiled it."""
+    """Return faults that do not depend on the backend."""
     faults = []
     if run.status is None:
         return [f"did not end within {run.seconds:.0f} s"]
@@ -235,15 +235,15 @@ _REMEDY = re.compile(
 
 
 def _warned(run: Run, expected: Expected) -> list[str]:
-    """What fxpool warned of. Where the program is expected to end with an error, that is what is said."""
+    """Return fxpool's warnings; none where the program is expected to end with an error."""
     return [] if expected.error else warnings_in(run.errors)
 
 
 def warnings_in(errors: str) -> list[str]:
     """fxpool's messages in what a program wrote to standard error, each with its indented lines.
 
-    A message is fxpool's where it says "fxpool", of itself and not as part of a path. Tracebacks and torch's logs are
-    none.
+    A message is fxpool's where it says "fxpool", of itself and not as part of a path. Tracebacks and torch's logs do
+    not count.
     """
     messages: list[list[str]] = []
     traceback = False

@@ -1,7 +1,7 @@
-"""What a process of a row sees of itself. Executed ahead of each program, as the module `first_day_witness`.
+"""Reports on the process of a row. Executed ahead of each program, as the module `first_day_witness`.
 
-`check(actual, expected)` compares, and writes what was counted so far into a file of this process. Nothing is imported
-here that could hide what a program comes upon, and what is written holds without fxpool's own counters.
+`check(actual, expected)` compares, and writes the counts so far into a file of this process. Nothing is imported
+here that could hide a problem of the program, and the counts hold without fxpool's own counters.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # `typing` is not imported either
 else:  # the same file, executed ahead of this one
     from first_day_counter import LoweringCounter, since
 
-RECORDS = ""  # the directory of the files; set by who executes this
+RECORDS = ""  # the directory of the files; set after this was executed
 
 _lock = threading.Lock()
 _lowerings = LoweringCounter()
@@ -54,7 +54,7 @@ def note(name: str, value: Any) -> None:
 
 
 def again() -> None:
-    """Write anew: what was counted since the last check."""
+    """Write the counts again, after the last check."""
     with _lock:
         _write()
 
@@ -84,7 +84,7 @@ def _write() -> None:
     descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     try:
         os.write(descriptor, text.encode("ascii"))
-        os.fchmod(descriptor, 0o644)  # whatever the umask
+        os.fchmod(descriptor, 0o644)  # despite the umask
     finally:
         os.close(descriptor)
     os.replace(part, path)

@@ -1,4 +1,4 @@
-"""``python -m campaigns.hunt``: run cases, print a table, write what was found as JSON; fails if anything is wrong.
+"""``python -m campaigns.hunt``: run cases, print a table, write the results as JSON; fails if anything is wrong.
 
 python -m campaigns.hunt --cases 200 --seed 3 --kinds read_closure,use_low_implicit
 python -m campaigns.hunt --cases 3000 --resume                        continues what --out holds of that seed
@@ -82,7 +82,7 @@ def main() -> int:
             try:
                 for outcome in hunter.run_all(cases):
                     report.add(outcome)
-            finally:  # what an interrupted hunt has run need not be run again
+            finally:  # an interrupted hunt can be resumed
                 report.write()
     print(report.table())
     return report.status()

@@ -153,7 +153,7 @@ def _fits(reading: Reading, piece: Piece) -> bool:
 
 
 def program_of(drawn: Drawn, reading: str | None = None, piece: str | None = None) -> Program:
-    """A program; what is not named is drawn among what fits."""
+    """A program; parts that are not named are drawn among those that fit."""
     if piece is None:
         assert reading is not None
         fitting = [one for one in PIECES.values() if _fits(READINGS[reading], one) and "same" not in one.families]

@@ -18,7 +18,7 @@ def run(x):
     return {result}
 """
 # A header of the system's, in which a function that kernels of one number call is another one. A macro alone would not
-# do: stock Inductor looks at the preprocessor's output, which has none.
+# do: stock Inductor looks at the preprocessor's output, which lacks them.
 _CMATH = """
 #include_next <cmath>
 #ifndef HUNTED

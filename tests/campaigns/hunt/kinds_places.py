@@ -9,7 +9,7 @@ from .readings import READINGS
 
 __all__: list[str] = []
 
-# What a worker traces for itself: a change that only the program's process sees is lost there.
+# Functions that a worker traces for itself: a change that only the program's process sees is lost there.
 _TRACED_IN_WORKERS = (
     "operator_backward",
     "operator_setup_context",

@@ -118,7 +118,7 @@ outer.register_autograd(lambda ctx, gradient: torch.ops.hunted.op(gradient))
     ],
 )  # fmt: skip
 
-# What a pass can read of a graph beside its operators: names, places in modules, lines, annotations.
+# Facts that a pass can read of a graph beside its operators: names, places in modules, lines, annotations.
 _READS = """
 import torch
 import torch._inductor.config

@@ -1,4 +1,4 @@
-"""Kinds of change in what is registered, and by whom: added, removed, moved, registered again, rebuilt."""
+"""Kinds of change in registrations and their authors: added, removed, moved, registered again, rebuilt."""
 
 # ruff: noqa: E501 (tables of programs' texts)
 

@@ -2,13 +2,13 @@
 
 The program's module has
 
-    inputs()      the arguments of one call, made anew
-    run(*args)    what is compiled; or `build()`, which returns it
+    inputs()      new arguments for each call
+    run(*args)    the compiled function; or `build()`, which returns it
     around()      optional: a context manager for the calls
     state()       optional: what the program has besides its outputs (recorded lines, buffers), after a call
 
 As ``python -m campaigns.hunt.phases --serve`` it forks for every request, after it has imported torch and Dynamo; what
-`fxpool` or Inductor need of their own is imported ahead as well, because no program can tell.
+`fxpool` or Inductor themselves need is imported ahead as well, because no program can tell.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ def main(arguments: list[str]) -> None:
         _import_ahead(arguments[1:] or os.environ.get("HUNT_AHEAD", "").split())
         serve(main)
         return
-    asked = json.loads(arguments[0])
+    request = json.loads(arguments[0])
     begun = time.perf_counter()
-    report = run(asked)
+    report = run(request)
     report["seconds"] = time.perf_counter() - begun
     if os.environ.get("HUNT_ECHO_PATH"):
         report["path"] = sys.path
     print(json.dumps(report, default=str))
     sys.stdout.flush()
     sys.stderr.flush()
-    # What was registered to end with the process does; taking torch's modules apart would be another second.
+    # Exit handlers are called; taking torch's modules apart would be another second.
     atexit._run_exitfuncs()
     os._exit(0)
 
@@ -64,7 +64,7 @@ def _import_ahead(names: list[str]) -> None:
     for name in names:
         importlib.import_module(name)
     if "torch._inductor.compile_fx" in names and not os.environ.get(_NOT_COMPILED) and not _compile_ahead():
-        # What has threads can't be forked: begin again without, and each process asks and traces for itself.
+        # A process with threads can't be forked: begin again without, and each process asks and traces for itself.
         os.environ[_NOT_COMPILED] = "1"
         os.execv(sys.executable, [sys.executable, "-m", "campaigns.hunt.phases", "--serve", *names])
     gc.collect()
@@ -98,13 +98,13 @@ def _compile_ahead() -> bool:
         return next(line.split()[1] for line in file if line.startswith("Threads:")) == "1"
 
 
-def run(asked: dict[str, Any]) -> dict[str, Any]:
+def run(request: dict[str, Any]) -> dict[str, Any]:
     """Import the program and make its calls; saves the results and returns what is to be said of them."""
-    directory = asked["directory"]
-    sys.path[:] = [os.path.join(directory, part) if part else directory for part in asked["path"]] + [
+    directory = request["directory"]
+    sys.path[:] = [os.path.join(directory, part) if part else directory for part in request["path"]] + [
         path for path in sys.path if path and not _is_ours(path)
     ]
-    os.chdir(os.path.join(directory, asked["cwd"]))
+    os.chdir(os.path.join(directory, request["cwd"]))
     import torch
 
     torch.set_num_threads(1)
@@ -116,18 +116,18 @@ def run(asked: dict[str, Any]) -> dict[str, Any]:
         results.append(_error("import", error))
     else:
         compiled: Callable[..., Any] | None = None
-        for statements in asked["calls"]:
+        for statements in request["calls"]:
             try:
                 exec(compile(statements, "<change>", "exec"), vars(program))
-                if compiled is None or asked["anew"]:
+                if compiled is None or request["anew"]:
                     torch._dynamo.reset()
-                    compiled = _compiled(program, asked)
-                results.append(_call(program, compiled, asked))
+                    compiled = _compiled(program, request)
+                results.append(_call(program, compiled, request))
             except Exception as error:
                 results.append(_error("call", error))
-    torch.save(results, asked["save"])
+    torch.save(results, request["save"])
     report: dict[str, Any] = {"errors": [result["error"] for result in results if "error" in result]}
-    if asked["backend"] == "fxpool":
+    if request["backend"] == "fxpool":
         import fxpool
 
         fxpool.wait(120)
@@ -144,18 +144,18 @@ def _error(where: str, error: Exception) -> dict[str, Any]:
     return {"error": f"{where}: {type(error).__name__}: {error}"[:2000], "traceback": "\n".join(last[-40:])}
 
 
-def _compiled(program: Any, asked: dict[str, Any]) -> Callable[..., Any]:
+def _compiled(program: Any, request: dict[str, Any]) -> Callable[..., Any]:
     import torch
 
     target = program.build() if hasattr(program, "build") else program.run
     program.target = target
-    if asked["backend"] == "none":
+    if request["backend"] == "none":
         return target
-    options = {"mode": asked["mode"]} if asked["mode"] else None
-    return torch.compile(target, backend=asked["backend"], dynamic=asked["dynamic"], options=options)
+    options = {"mode": request["mode"]} if request["mode"] else None
+    return torch.compile(target, backend=request["backend"], dynamic=request["dynamic"], options=options)
 
 
-def _call(program: Any, compiled: Callable[..., Any], asked: dict[str, Any]) -> dict[str, Any]:
+def _call(program: Any, compiled: Callable[..., Any], request: dict[str, Any]) -> dict[str, Any]:
     """Outputs, gradients, and what else the call changed."""
     import torch
     from torch.utils import _pytree as pytree
@@ -168,14 +168,14 @@ def _call(program: Any, compiled: Callable[..., Any], asked: dict[str, Any]) -> 
         leaves += [*program.target.parameters(), *program.target.buffers()]
     around = program.around() if hasattr(program, "around") else contextlib.nullcontext()
     with around:
-        if asked["training"]:
+        if request["training"]:
             outputs = compiled(*arguments)
         else:
             with torch.no_grad() if getattr(program, "no_grad", True) else contextlib.nullcontext():
                 outputs = compiled(*arguments)
         found: dict[str, Any] = {"outputs": [_plain(leaf) for leaf in pytree.tree_leaves(outputs)]}
         found["aliases"] = _aliases(pytree.tree_leaves(outputs), pytree.tree_leaves(arguments))
-        if asked["training"]:
+        if request["training"]:
             differentiable = [
                 leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, torch.Tensor) and leaf.requires_grad
             ]

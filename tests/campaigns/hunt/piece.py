@@ -1,4 +1,4 @@
-"""What a program does with a number: the registered pieces, each as the text of a module ``ops``.
+"""The uses of a number in a program: the registered pieces, each as the text of a module ``ops``.
 
 The number is the expression ``VALUE``, the import it needs stands where ``IMPORTS`` is. Each module has ``piece(x)``,
 which takes a float32 tensor and is called in the function that is compiled.

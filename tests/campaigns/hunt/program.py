@@ -1,4 +1,4 @@
-"""What a case is: a program, and the processes in which it runs, one thing different between them."""
+"""A case: a program, and the processes in which it runs, one thing different between them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Case:
     """A program and its processes, in order.
 
     `stock`: eager execution says nothing about it, only stock Inductor does (passes, lowerings, precision). `anew`:
-    every call compiles anew. `fresh`: each process is an interpreter of its own, not a fork of one that has imported
+    every call compiles. `fresh`: each process is a separate interpreter, not a fork of one that has imported
     torch. `shared_stock`: kernels that stock Inductor compiled for other cases serve this one. `note`: what was drawn.
     """
 
@@ -60,7 +60,7 @@ class Case:
     note: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def request(self, step: Step, directory: Path, backend: str) -> dict[str, Any]:
-        """What a process of phases.py is asked for."""
+        """Return the request to a process of phases.py."""
         return {
             "directory": str(directory),
             "path": step.path,
@@ -84,7 +84,7 @@ class Case:
 
 
 def write_files(directory: Path, files: Mapping[str, str | bytes | Built]) -> None:
-    """Make `directory` hold exactly `files`; what is there with the right content is left as it is."""
+    """Make `directory` hold exactly `files`; files with the right content are not written again."""
     directory.mkdir(parents=True, exist_ok=True)
     wanted = {directory / name for name in files}
     for path in sorted(directory.rglob("*"), reverse=True):

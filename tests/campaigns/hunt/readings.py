@@ -22,7 +22,7 @@ __all__ = ["READINGS", "Reading"]
 class Reading:
     """One way. `setup` stands in the main module after its imports; `live` changes the number between two calls.
 
-    `data` makes files that are no text. `traceable`: Dynamo can trace `factor` itself.
+    `data` makes binary files. `traceable`: Dynamo can trace `factor` itself.
     """
 
     name: str

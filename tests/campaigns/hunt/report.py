@@ -1,4 +1,4 @@
-"""What is said of a hunt: a line per wrong case while it runs, a table at the end, and JSON."""
+"""The report of a hunt: a line per wrong case while it runs, a table at the end, and JSON."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Has the processes of a case run, and judges what came out of them.
 
 Truth after a change is what eager execution gives, and stock Inductor where eager says nothing of it or where fxpool
-differs from eager (Inductor may). Stock runs with its graph caches off; of its kernels it keeps what is named by their
+differs from eager (Inductor may). Stock runs with its graph caches off; of its kernels it keeps those named by their
 own text.
 """
 
@@ -329,7 +329,7 @@ def _difference_from_all(
 def _raises_as(actual: Sequence[dict[str, Any]], stock: Sequence[dict[str, Any]]) -> bool:
     """Whether every call of `actual` that is not like stock's raises what stock raises in some call.
 
-    What Dynamo can't trace, it can't trace with any backend; which calls come to it depends on what was traced before.
+    Code that Dynamo can't trace fails with any backend; which calls reach it depends on earlier traces.
     """
     raised = {_head(result["error"]) for result in stock if "error" in result}
     return (

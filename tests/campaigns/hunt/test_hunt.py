@@ -30,7 +30,7 @@ SHORT = (
 
 @pytest.fixture(scope="module")
 def root() -> Iterator[Path]:
-    """A directory with a short name: sockets lie in it. What the tool chain can do is asked once."""
+    """A directory with a short name: sockets lie in it. The tool chain is probed once."""
     with scratch("hunt-") as directory:
         yield directory
 

@@ -1,7 +1,7 @@
 """Shows that tests fail where a system is missing: takes each out of a copy of the project and runs tests for it.
 
-    removals     what is taken out for each row of docs/architecture/systems.md, and the tests that have to see it
-    project      a copy of the project with an environment of its own, in which a text is replaced for a while
+    removals     the texts to take out for each row of docs/architecture/systems.md, and the tests that must fail
+    project      a copy of the project with its own environment, in which a text is replaced for a while
 
 `make without`, or `PYTHONPATH=tests python -m campaigns.without --rows 4,5`, runs it.
 """

@@ -39,7 +39,7 @@ def _reason(output: str) -> str:
 
 
 def chosen(rows: str) -> Sequence[Removal]:
-    """The removals of some rows, or of all. Raises SystemExit for a row that has none."""
+    """The removals of some rows, or of all. Raises SystemExit for a row without removals."""
     known = {str(one.row) for one in REMOVALS}
     wanted = {one.strip() for one in rows.split(",")} if rows else known
     if left := wanted - known:

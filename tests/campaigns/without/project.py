@@ -1,4 +1,4 @@
-"""A copy of the project with an environment of its own, in which a text is replaced while tests run."""
+"""A copy of the project with its own environment, in which a text is replaced while tests run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is taken out for each system of docs/architecture/systems.md, by its row: a text that is replaced by another.
+"""Removals for each system of docs/architecture/systems.md, by its row: a text that is replaced by another.
 
 A removal takes away what a row is about with as little else as one place can do, and leaves code that runs: a test
 that fails of a syntax error shows nothing. It goes stale with the code it names; `test_removals` says so at once.
@@ -28,7 +28,7 @@ _GPU = "lowering/cuda/test_gpu_compiles.py"
 _LIBRARIES = "        with cpp_wrappers.collecting(self._take_wrapper), source_kernels.collecting(self._take_kernel):"
 
 REMOVALS = (
-    # What is installed is not in the key.
+    # Installed packages are not in the key.
     Removal(1, "codecache/key/system.py", "        **installed_facts(root),\n", "",
             ["lowering/test_edited_torch.py::test_an_edited_torch_is_compiled_with_and_has_a_key_of_its_own"]),
     # Headers count by name only.
@@ -38,11 +38,11 @@ REMOVALS = (
     Removal(2, "codecache/key/key.py", "Component(name, _digest(name, parts[name])) for name in ORDER",
             'Component(name, _digest(name, parts[name] if name != "ambient" else "")) for name in ORDER',
             ["lowering/request/test_key_misses.py::test_state_that_shapes_code_is_in_the_key"]),
-    # Whatever a graph calls may be kept.
+    # Every operator of a graph may be cached.
     Removal(3, "codecache/key/cacheable.py", "        reason = _refusal(node.target)", "        reason = None",
             ["codecache/test_cacheable.py::test_functions",
              "codecache/test_cacheable.py::test_higher_order_operators_as_torch_decides"]),
-    # An entry with conditions serves nobody.
+    # An entry with conditions is never served.
     Removal(4, _LOOKUP, "        if not effects.guards_hold(entry.guards, values):", "        if entry.guards:",
             ["lowering/artifact/test_shapes.py::test_guards_of_a_hit_are_added_to_the_callers_shapes",
              "lowering/artifact/test_shapes.py::test_a_guard_of_lowering_makes_a_second_entry_under_one_key"]),
@@ -56,11 +56,11 @@ REMOVALS = (
             ["lowering/artifact/test_saved_artifacts.py::test_an_unmodified_script_hits_on_another_machine"]),
     Removal(8, "fxpool/torch_compat/dynamo/process_groups.py", "    context = get_metrics_context()\n",
             "    return 0\n    context = get_metrics_context()\n", ["lowering/artifact/test_collective_timeouts.py"]),
-    # Who has the device is not asked.
+    # The process with the device is not asked.
     Removal(9, "lowering/cuda/benchmark_cache.py", "        if answer is None and self._ask is not None:",
             "        if False:",
             [f"{_GPU}::test_what_takes_a_clock_is_asked_and_the_answer_is_in_the_entry"]),
-    # What is read is not verified.
+    # Contents are not verified when they are read.
     Removal(10, "codecache/store/blobs.py", "    if hashlib.sha256(data).hexdigest() != ref.digest:", "    if False:",
             ["codecache/test_local_store.py::test_damaged_blobs_are_set_aside_and_counted"]),
     # Inductor compiles its C++ kernels itself.
@@ -68,7 +68,7 @@ REMOVALS = (
             "        cpp, sources = commands.collecting(linking.take, linking.begin), building.collecting()",
             "        cpp, sources = contextlib.nullcontext(), building.collecting()",
             ["lowering/cpp/test_cpp_wrappers.py::test_a_hit_calls_no_compiler"]),
-    # The generated text is not known to who shows a traceback.
+    # The generated text is missing in tracebacks.
     Removal(12, _OUTPUT_CODE, "        linecache.cache[wrapper.name] = (", "        _ = (",
             ["lowering/artifact/test_tracebacks.py::test_an_error_in_code_of_a_hit_shows_the_line_that_raised_it"]),
     Removal(13, "lowering/cuda/triton_kernels.py",
@@ -78,11 +78,11 @@ REMOVALS = (
             ["lowering/cpp/test_source_kernels.py::test_nvcc_runs_once_whichever_process_and_graph_asks"]),
     Removal(15, "lowering/cpp/built.py", _LIBRARIES, "        with cpp_wrappers.collecting(self._take_wrapper):",
             ["lowering/cpp/test_halide.py::test_a_hit_runs_neither_halide_nor_a_compiler"]),
-    # A package is built by whoever asks.
+    # A package is built in the process that asks.
     Removal(16, "lowering/packages.py", "            package = chain.serve(captured, attempt, _package_of)",
             "            package = None",
             ["lowering/test_packages.py::test_a_package_is_built_once_and_loaded_by_torch"]),
-    # Nobody hears that a job is done; torch keeps its own pool.
+    # The end of a job is not reported; torch keeps its own pool.
     Removal(17, "pool/client/job.py", "                self._callbacks.append(function)", "                pass",
             ["pool/test_pool_jobs.py"]),
     Removal(17, "fxpool/torch_compat/inductor/hooks.py",
@@ -103,7 +103,7 @@ REMOVALS = (
     # A worker compiles under its own switches, configuration and passes.
     Removal(21, "lowering/worker/compiler.py", "        ambient.entered(request.ambient),\n", "",
             ["lowering/request/test_configured_code.py::test_a_vouched_pass_of_the_options_runs_in_a_worker"]),
-    # Nobody is told that graphs are wanted; nor, of one after AOTAutograd, what it was compiled with.
+    # The wish for graphs is not passed on; nor, of one after AOTAutograd, what it was compiled with.
     Removal(22, "fxpool/torch_compat/inductor/inner.py", "    arguments = dict(arguments)\n    if arguments.get",
             "    arguments = dict[str, Any]()\n    if arguments.get",
             ["lowering/artifact/test_cuda_graphs.py::test_graphs_after_autograd_are_told_too"]),
@@ -135,7 +135,7 @@ REMOVALS = (
             "    if not isinstance(gm, torch.fx.GraphModule):", "    if True:",
             ["lowering/artifact/test_graph_forms.py::test_graphs_that_a_back_end_changes",
              "lowering/test_standalone.py::test_pieces_compile_side_by_side_and_are_found_again"]),
-    # What a worker says stays there.
+    # The log of a worker stays there.
     Removal(28, "pool/client/job.py", "        raised = logs.replay(records, self.on_record)", "        raised = None",
             ["lowering/artifact/test_warnings.py::test_a_warning_of_lowering"]),
     Removal(29, "lowering/core/runtime.py", '    directory = os.environ.get("TORCHINDUCTOR_CACHE_DIR", "")\n',
@@ -143,7 +143,7 @@ REMOVALS = (
             ["lowering/test_controls.py::test_a_fresh_cache_knows_nothing_and_leaves_nothing"]),
     Removal(29, "fxpool/torch_compat/inductor/cache_artifacts.py", "        cleared(name)\n", "",
             ["lowering/artifact/test_clearing.py::test_clearing_inductor_s_cache_leaves_no_entry"]),
-    # Nobody waits for others who measure.
+    # A measurement does not wait for others.
     Removal(30, "fxpool/bench/measurement/exclusive.py", "    if not turn.wait(patience):", "    if False:",
             ["measurement/test_measure.py::test_one_process_after_the_other"]),
     # Every graph is compiled after AOTAutograd.

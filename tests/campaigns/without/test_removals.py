@@ -1,4 +1,4 @@
-"""What is taken out is there to be taken out, for every system. `test_systems` knows the tests of each."""
+"""The text of each removal is present, for every system. `test_systems` knows the tests of each."""
 
 from __future__ import annotations
 

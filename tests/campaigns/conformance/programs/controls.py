@@ -1,4 +1,4 @@
-"""Options and modes of Inductor's, and switches of torch's that change what is compiled."""
+"""Options and modes of Inductor's, and switches of torch's that change the compile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What needs a process group: collectives, data parallel models, distributed tensors. One rank is enough for it."""
+"""Programs with a process group: collectives, data parallel models, distributed tensors. One rank is enough for it."""
 
 from __future__ import annotations
 

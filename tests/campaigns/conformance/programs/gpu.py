@@ -1,4 +1,4 @@
-"""What only a GPU has. On a machine without one, these are skipped: they fail eagerly."""
+"""Programs for a GPU. On a machine without one, they are skipped: they fail eagerly."""
 
 from __future__ import annotations
 

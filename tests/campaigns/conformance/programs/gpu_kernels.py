@@ -1,4 +1,4 @@
-"""Triton kernels of a user's, in a module of their own."""
+"""Triton kernels of a user's, in a separate module."""
 
 from __future__ import annotations
 

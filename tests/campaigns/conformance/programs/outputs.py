@@ -34,7 +34,7 @@ pytree.register_pytree_node(Both, lambda both: ([both.left, both.right], None), 
 
 
 class How(enum.Enum):
-    """An argument that is no tensor."""
+    """An argument other than a tensor."""
 
     SUM = "sum"
     MEAN = "mean"

@@ -1,4 +1,4 @@
-"""Static shapes of every kind: empty, large, strided, aliased; and what is done to them in place."""
+"""Static shapes of every kind: empty, large, strided, aliased; and changes of them in place."""
 
 from __future__ import annotations
 

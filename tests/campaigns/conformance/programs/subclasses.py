@@ -46,7 +46,7 @@ class TwoTensors(torch.Tensor):
 
 
 class Plain(torch.Tensor):
-    """A subclass with nothing of its own."""
+    """A subclass without any additions."""
 
 
 @program("wrapper_subclass")

@@ -1,4 +1,4 @@
-"""Training: optimizers, checkpoints, functions with gradients of their own, hooks, autocast."""
+"""Training: optimizers, checkpoints, functions with their own gradients, hooks, autocast."""
 
 from __future__ import annotations
 
