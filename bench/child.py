@@ -180,7 +180,7 @@ def hit() -> dict[str, Any]:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from fxpool.lowering.artifact import lookup
+    from fxpool.lowering.artifact import entry_parts, lookup
     from fxpool.lowering.core.attempt import Destination
     from fxpool.lowering.core.runtime import runtime
     from fxpool.lowering.request import capture
@@ -193,12 +193,11 @@ def hit() -> dict[str, Any]:
             assert store is not None
             into = Destination(store=store.root, toolchain_dir=runtime.toolchain_directory(store))
             captured = capture.capture(gm, inputs, label="graph", into=into)
-            assert lookup.serve(captured, runtime.stores(), load), "a miss, of which a record is kept"
+            entry, store = next(lookup.Search(captured, runtime.stores()).candidates())
+            assert store.complete(entry)
+            seen.append(entry_parts.parts_of_entry(entry, store))
+            lookup.count_hit(captured, entry, store)
             return captured
-
-        def load(parts: Any) -> bool:
-            seen.append(parts)
-            return True
 
         seen: list[Any] = []
         held = once()  # Dynamo holds the fake tensors of a graph's inputs for as long as its backend runs

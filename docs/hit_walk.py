@@ -80,7 +80,7 @@ def _compile() -> list[tuple[list[str], int]]:
 
 
 def hits() -> list[tuple[list[str], int]]:
-    """Return the files of the first and of the second hit of a process, with their numbers of entries into the chain."""
+    """Return the files of a process's first and second hit, with their numbers of entries into the chain."""
     with tempfile.TemporaryDirectory() as cache:
         environment = {**os.environ, "FXPOOL_CACHE_DIR": cache, "PYTHONPATH": os.path.dirname(_PACKAGE[:-1])}
         for _ in ("misses", "hits"):

@@ -40,7 +40,7 @@ _DAY = 24 * 3600.0
 
 
 class Kind(enum.Enum):
-    """The kinds of failures. Workers that die are not among them: see `lowering.fallback.eager`."""
+    """The kinds of failures. Workers that die are not among them: see `lowering.compiling.eager`."""
 
     INTERRUPTION = "what a signal handler or another thread raised: a test runner's timeout, say"
     FINAL = "the same at every level: there is no compiler"

@@ -11,7 +11,7 @@
                  │                             cpp, cuda: kernels, as sub-jobs
                  │                             publish the result, or return it inline
                  ▼                                                      ▼
-               fallback                                              artifact ──▶ callable
+               fallback, compiling                                   artifact ──▶ callable
                the Dynamo graph ▷ the graphs after AOTAutograd ▷ in this process
 
     entry_point      the object that torch looks up for the backend name "fxpool"
@@ -31,6 +31,7 @@
     worker           the code that runs in a worker
     background       the modes ``async+`` and ``progressive+``
     regions          compiles a graph in pieces: equal blocks once, pieces side by side
+    compiling        the compile of one captured graph: look up, compile, load
     fallback         the fallback chain: at which level a graph is compiled
     inductor         stock Inductor on the same pool, after ``fxpool.install()``
 

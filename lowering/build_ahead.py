@@ -1,4 +1,4 @@
-"""Compiles recorded requests of another machine (`fallback.recording`) into this machine's store.
+"""Compiles recorded requests of another machine (`compiling.recording`) into this machine's store.
 
     files ──▶ request ──▶ for this machine's directories, and another device if asked
                  ├─▶ an entry that is in the store already
@@ -21,10 +21,10 @@ from fxpool.codecache.store.store import LocalStore
 from fxpool.errors import CompileError, FxpoolError, StoreError
 from fxpool.lowering.artifact import lookup, publishing, sharing
 from fxpool.lowering.artifact.entry_parts import CompileReply, decode_reply
+from fxpool.lowering.compiling import farm, remote
 from fxpool.lowering.core import options
 from fxpool.lowering.core.attempt import Attempt
 from fxpool.lowering.core.runtime import runtime
-from fxpool.lowering.fallback import farm, remote
 from fxpool.lowering.request import variables
 from fxpool.lowering.request.compile_request import CompileRequest
 
@@ -121,7 +121,7 @@ def _one(capture: Capture, request: CompileRequest, store: LocalStore) -> Built:
         return Built(capture=capture, entry=entry)
     attempt = Attempt(capture.function or capture.label, options.parse())
     assert request.key is not None
-    if not farm.may_take(request):
+    if not farm.may_take(request, attempt.settings):
         _require_builds(request)
     unmeasured = 0
     for _ in range(remote.MEASURINGS):
@@ -150,13 +150,13 @@ def _entry_of(reply: CompileReply, request: CompileRequest, store: LocalStore, a
     if reply.unanswered:
         raise CompileError(f"a worker has to see the device, which it asks for: {reply.unanswered}")
     if reply.artifact is not None:
-        publishing.publish_if_kept(reply.artifact, request, store, attempt.bypass)
+        publishing.publish_if_kept(reply.artifact, request, store, attempt)
     entry = lookup.present(request)
     if entry is None:
         why = reply.artifact.unkept if reply.artifact is not None else ""
         raise CompileError(why or ", ".join(attempt.reasons) or "its entry is gone")
     if reply.reference is not None:
-        sharing.offer(entry, store)
+        sharing.offer(entry, store, attempt.settings)
     return entry
 
 

@@ -7,12 +7,13 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fxpool import counters, interruptions
+from fxpool import config, counters, interruptions
+from fxpool.lowering.compiling import recording
 from fxpool.lowering.core import frozen_objects
 from fxpool.lowering.core import options as call_options
 from fxpool.lowering.core.attempt import Attempt, Outcome
 from fxpool.lowering.core.runtime import runtime
-from fxpool.lowering.fallback import chain, recording
+from fxpool.lowering.fallback import chain
 from fxpool.torch_compat.dynamo import tracing
 from fxpool.torch_compat.inductor import cache_artifacts, forms
 from fxpool.torch_compat.operators import operator_tables
@@ -40,15 +41,16 @@ def compile_graph(
     frozen_objects.begin()  # if the backend was not looked up by its name
     operator_tables.watch()
     cache_artifacts.watch_clearing(_cleared)
-    parsed = call_options.parse(mode, options)
-    if recording.is_on():
+    settings = config.current()
+    parsed = call_options.parse(mode, options, settings)
+    if recording.is_on(settings):
         parsed = dataclasses.replace(parsed, mode="subprocess")  # as the machine that compiles them
     if parsed.mode != "subprocess":
         runtime.end_start_ahead()
     configured.attach()
-    attempt = Attempt(_label(), parsed)
+    attempt = Attempt(_label(), parsed, settings)
     try:
-        with interruptions.held_back(), attempt.timed("total"), chain.options_in_force(parsed):
+        with interruptions.held_back(), attempt.timed("total"), parsed.in_force():
             cutter = _in_pieces if parsed.regions != "off" else None
             gm, inputs, restored = forms.as_from_dynamo(gm, inputs)
             return restored(chain.compile_with_fallback(gm, inputs, attempt, in_pieces=cutter))

@@ -17,16 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fxpool import counters, interruptions, temporary
+from fxpool import config, counters, interruptions, temporary
 from fxpool.codecache.graph.tensor_content import tensor_digest
 from fxpool.codecache.key import toolchain
 from fxpool.errors import CannotReturnError, CannotTravelError, PoolError
-from fxpool.lowering.artifact.entry_parts import Parts
+from fxpool.lowering.compiling.graph_compile import GraphCompile, complete
 from fxpool.lowering.core import options as call_options
-from fxpool.lowering.core import switched_off
 from fxpool.lowering.core.attempt import Attempt, Outcome
-from fxpool.lowering.core.runtime import runtime
-from fxpool.lowering.fallback import chain
 from fxpool.lowering.request import capture
 from fxpool.lowering.request.compile_request import PACKAGE
 from fxpool.torch_compat.dynamo import tensors
@@ -48,9 +45,10 @@ def aot_compile(program: Any, path: str | os.PathLike[str], options: Mapping[str
         raise ValueError(f"{path!r}: the name of a package must end in .pt2")
     if program.example_inputs is None:
         raise ValueError("AOTInductor needs an exported program with example inputs")
-    attempt = Attempt(f"package {next(_numbers)}", call_options.parse(None, options), level=PACKAGE)
+    settings = config.current()
+    attempt = Attempt(f"package {next(_numbers)}", call_options.parse(None, options, settings), settings, level=PACKAGE)
     try:
-        with interruptions.held_back(), attempt.timed("total"), chain.options_in_force(attempt.options):
+        with interruptions.held_back(), attempt.timed("total"), attempt.options.in_force():
             _compile(program, path, attempt)
     finally:
         attempt.record()
@@ -64,26 +62,21 @@ def _compile(program: Any, path: str, attempt: Attempt) -> None:
             captured = _captured(program, attempt)
         if captured.stays is not None:
             raise captured.stays
+        graph = GraphCompile(captured, attempt, lambda parts: parts.result())
         with attempt.timed("lookup"):
-            package = chain.serve(captured, attempt, _package_of)
+            package = graph.look_up()
         if package is None:
-            package = _in_worker(program, captured, attempt, os.path.dirname(os.path.abspath(path)))
+            package = _in_worker(program, graph, os.path.dirname(os.path.abspath(path)))
         _put(package, path)
         return
     except (CannotTravelError, CannotReturnError) as error:
         attempt.step_down(error.reason, error)
     except PoolError as error:
-        attempt.step_down(switched_off.counted_as(error), error)
-        switched_off.say_without_pool(error)
+        attempt.step_down_without_pool(error)
     attempt.level, attempt.outcome = "in_process", Outcome.IN_PROCESS
     counters.count("compiles", "in_process")
-    toolchain_dir = runtime.toolchain_directory(attempt.store())
-    with attempt.timed("compile"), toolchain.failures_explained(toolchain_dir), interruptions.let_through():
+    with attempt.timed("compile"), toolchain.failures_explained(attempt.toolchain_dir), interruptions.let_through():
         packages.build(program, path, {})
-
-
-def _package_of(parts: Parts) -> bytes:
-    return parts.result()
 
 
 def _captured(program: Any, attempt: Attempt) -> Captured:
@@ -91,7 +84,7 @@ def _captured(program: Any, attempt: Attempt) -> Captured:
         contents = {name: _content(one) for name, one in packages.tensors_of(program).items()}
     told = {"interface": packages.interface(program), "tensors": contents}
     return capture.capture_program(
-        packages.graph_of(program), packages.inputs_of(program), told, label=attempt.label, into=attempt.destination()
+        packages.graph_of(program), packages.inputs_of(program), told, label=attempt.label, into=attempt.destination
     )
 
 
@@ -102,9 +95,7 @@ def _content(value: Any) -> str:
     return tensor_digest(value)
 
 
-def _in_worker(program: Any, captured: Captured, attempt: Attempt, beside: str) -> bytes:
-    from fxpool.lowering.fallback import remote  # with the pool's client: only a miss needs it
-
+def _in_worker(program: Any, graph: GraphCompile, beside: str) -> bytes:
     # Beside the package, which is as large: the temporary directory may be a small tmpfs.
     os.makedirs(beside, exist_ok=True)
     with temporary.directory("program", beside) as directory:
@@ -113,9 +104,9 @@ def _in_worker(program: Any, captured: Captured, attempt: Attempt, beside: str) 
             packages.write(program, written)
         except Exception as error:  # torch.export.save may raise anything, depending on the program
             raise CannotTravelError("unpicklable", f"{type(error).__name__}: {error}") from error
-        captured.read_program(written)
-        chain.complete(captured)
-        package: bytes = remote.compile_in_worker(captured, attempt, attempt.store(), _package_of)
+        graph.captured.read_program(written)
+        complete(graph.captured, graph.attempt)
+        package: bytes = graph.compile()
         return package
 
 

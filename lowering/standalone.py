@@ -8,19 +8,20 @@ side.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
 
-from fxpool import forks, interruptions
+from fxpool import config, forks, interruptions
 from fxpool.lowering.artifact import load, portable
 from fxpool.lowering.artifact.entry_parts import Parts
+from fxpool.lowering.compiling.graph_compile import GraphCompile, Pending
 from fxpool.lowering.core import options as call_options
 from fxpool.lowering.core.attempt import Attempt
-from fxpool.lowering.fallback import chain, eager
+from fxpool.lowering.fallback import chain
 from fxpool.lowering.request import capture
 from fxpool.lowering.request.captured import Captured
 from fxpool.torch_compat.dynamo import standalone, tracing
@@ -49,8 +50,7 @@ class StandaloneGraph:
         self._flat: Callable[..., Any] | None = None
         self._call: Callable[..., Any] | None = None
         self._captured: Captured | None = None
-        self._thread: threading.Thread | None = None
-        self._made: Parts | None = None
+        self._pending: Pending | None = None
         self._error: BaseException | None = None
         self._finishing = forks.lock(self, "_finishing")
 
@@ -60,41 +60,27 @@ class StandaloneGraph:
         try:
             with self._in_force():
                 with attempt.timed("capture"):
-                    captured = capture.capture(self._gm, self._inputs, label=attempt.label, into=attempt.destination())
-                if captured.stays is not None:
-                    raise captured.stays
-                with attempt.timed("lookup"):
-                    served = chain.serve(captured, attempt, lambda parts: self._load(captured, parts))
+                    captured = capture.capture(self._gm, self._inputs, label=attempt.label, into=attempt.destination)
+                graph = GraphCompile(captured, attempt, lambda parts: self._load(captured, parts))
+                served = graph.look_up_or_prepare()
                 if served is not None:
                     self._take(served)
                     attempt.record()
                     attempt.report()
                     return
-                eager.check(attempt.store(), attempt.key, attempt.label)
-                chain.complete(captured)
                 self._captured = captured
         except Exception as error:
             interruptions.pass_on(error)
             self._error = error
             return
-        self._thread = threading.Thread(target=self._compile, name=f"fxpool {attempt.label}", daemon=True)
-        self._thread.start()
-
-    def _compile(self) -> None:
-        from fxpool.lowering.fallback import remote  # with the pool's client: only a miss needs it
-
-        captured, attempt = self._captured, self._attempt
-        assert captured is not None
-        try:
-            self._made = remote.compile_in_worker(captured, attempt, attempt.store(), lambda parts: parts)
-        except BaseException as error:
-            self._error = error
+        # Loaded by the thread that waits.
+        self._pending = dataclasses.replace(graph, load=lambda parts: parts).start()
 
     @contextlib.contextmanager
     def _in_force(self) -> Iterator[None]:
         with (
             interruptions.held_back(),
-            chain.options_in_force(self._attempt.options),
+            self._attempt.options.in_force(),
             standalone.saveable(),
             tracing.reentered(self._context),
         ):
@@ -113,21 +99,16 @@ class StandaloneGraph:
     def _begun(self) -> Callable[..., Any]:
         if self._error is not None:
             raise self._error
-        if self._made is None:  # a forked child does not have the thread
-            self._compile()
-            if self._error is not None:
-                raise self._error
-        assert self._captured is not None
-        assert self._made is not None
-        return self._load(self._captured, self._made)
+        assert self._captured is not None and self._pending is not None
+        return self._load(self._captured, self._pending.result())
 
     def wait(self) -> Callable[..., Any]:
         """Return the compiled callable, compiled in this process if no worker could.
 
         Raises what compiling in this process raises.
         """
-        if self._thread is not None:
-            interruptions.join(self._thread)
+        if self._pending is not None:
+            self._pending.join()
         with self._finishing:
             if self._call is None:
                 try:
@@ -168,8 +149,8 @@ def standalone_compile(
     """Implement `fxpool.standalone_compile`."""
     operator_tables.watch()
     configured.attach()
-    parsed = call_options.parse(None, options)
-    attempt = Attempt(f"standalone {next(_numbers)}", parsed)
+    settings = config.current()
+    attempt = Attempt(f"standalone {next(_numbers)}", call_options.parse(None, options, settings), settings)
     context, inputs = standalone.context_and_inputs(gm, example_inputs, dynamic_shapes)
     made = StandaloneGraph(*forms.as_from_dynamo(gm, inputs), attempt, context)
     made.begin()

@@ -101,12 +101,12 @@ def child(asked: dict[str, Any]) -> None:
     name, _, how = asked["model"].partition("@")
     if how == "fx":  # as for a graph that can't travel before AOTAutograd
         from fxpool.errors import CannotTravelError
-        from fxpool.lowering.fallback import chain
+        from fxpool.lowering.fallback import dynamo_graph
 
         def no_direct_way(*args: Any) -> Any:
             raise CannotTravelError("asked")
 
-        chain._as_dynamo_made_it = no_direct_way  # type: ignore[assignment]  # any arguments
+        dynamo_graph.compile_graph = no_direct_way  # type: ignore[assignment]  # any arguments
     if how == "install":  # stock Inductor, on fxpool's pool
         import fxpool
 

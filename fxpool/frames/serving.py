@@ -38,7 +38,6 @@ from fxpool.lowering.artifact.content import Content, content_of
 from fxpool.lowering.artifact.entry_parts import RESULT, parts_of_entry
 from fxpool.lowering.core import options as call_options
 from fxpool.lowering.core.attempt import Attempt
-from fxpool.lowering.fallback import chain
 from fxpool.lowering.request import capture
 from fxpool.torch_compat.dynamo import frames, frozen_objects, process_groups
 from fxpool.torch_compat.frames import converting, unguarded
@@ -110,7 +109,7 @@ def _around(call: converting.Call, trace: Callable[[Recorder | None], Any]) -> A
                 _doubted.update(recorder.resumed.values())
                 _verify(found, made, call)
             else:
-                _keep(made, digest, attempt.store(), call)
+                _keep(made, digest, attempt, call)
                 log.info("kept %s in %.3f s", _name(call), time.perf_counter() - start)
     except Exception as error:
         _not_kept(call, error)
@@ -188,7 +187,7 @@ def key_of(call: converting.Call, attempt: Attempt) -> str:
         raise RefusedError("pieces", "graphs are cut into pieces")
     if call.collective:
         raise RefusedError("collectives", "ranks that trace would wait for one that does not")
-    if not attempt.stores():
+    if not attempt.stores:
         raise RefusedError("no_cache", "there is no cache")
     facts = [
         records.identity_of(call.code),
@@ -223,13 +222,13 @@ def _held(call: converting.Call) -> list[str]:
 
 def surroundings_of(attempt: Attempt) -> str:
     """Return the digest of all that the key of each graph of an attempt has besides the graph. Errors as `key_of`."""
-    with chain.options_in_force(attempt.options):
-        return capture.surroundings(attempt.destination())
+    with attempt.options.in_force():
+        return capture.surroundings(attempt.destination)
 
 
 def _find(digest: str, attempt: Attempt, call: converting.Call) -> _Match | None:
     """Return the first record that fits, or None. Raises RefusedError: a record of this key was wrong before."""
-    stores = attempt.stores()
+    stores = attempt.stores
     for store in stores:
         if (aside := quarantine.find(store.root, digest)) is not None:
             raise RefusedError("set_aside", f"{aside.error}; release it with fxpool cache quarantine")
@@ -242,8 +241,8 @@ def _find(digest: str, attempt: Attempt, call: converting.Call) -> _Match | None
 
 def _from_remote(digest: str, attempt: Attempt, call: converting.Call) -> _Match | None:
     """Return the first record of the remote cache that fits, or None. Those that were tried are in the store then."""
-    own, address = attempt.store(), sharing.address()
-    if own is None or address is None:
+    own = attempt.store
+    if own is None or sharing.address(attempt.settings) is None:
         return None
     tried = {entry.name for entry in own.entries(digest) if own.complete(entry)}
 
@@ -251,7 +250,7 @@ def _from_remote(digest: str, attempt: Attempt, call: converting.Call) -> _Match
         return entry.name not in tried and content_of(entry).level == FRAME
 
     for _ in range(_MOST_REMOTE):
-        entry = sharing.fetch_fitting([digest], is_new, own, address)
+        entry = sharing.fetch_fitting([digest], is_new, own, attempt.settings)
         if entry is None:
             return None
         if (match := _match(entry, own, attempt, call)) is not None:
@@ -283,13 +282,12 @@ def _match(entry: Entry, store: LocalStore, attempt: Attempt, call: converting.C
 
 
 def _graph(digest: str, name: str, indices: list[int], attempt: Attempt) -> Callable[..., Any]:
-    for store in attempt.stores():
+    for store in attempt.stores:
         for entry in store.entries(digest):
             if entry.name == name and store.complete(entry):
                 return _loaded(entry, store, indices)
-    own, address = attempt.store(), sharing.address()
-    if own is not None and address is not None:
-        fetched = sharing.fetch_fitting([digest], lambda entry: entry.name == name, own, address)
+    if (own := attempt.store) is not None:
+        fetched = sharing.fetch_fitting([digest], lambda entry: entry.name == name, own, attempt.settings)
         if fetched is not None:
             return _loaded(fetched, own, indices)
     raise records.UnfitError("a graph is no longer in the cache")
@@ -317,7 +315,8 @@ def _handed_over(match: _Match, call: converting.Call) -> Any:
     return converting.hand_over(call, fitted.code, fitted.built.manager, defined)
 
 
-def _keep(record: records.Record, digest: str, store: LocalStore | None, call: converting.Call) -> None:
+def _keep(record: records.Record, digest: str, attempt: Attempt, call: converting.Call) -> None:
+    store = attempt.store
     if store is None:
         raise RefusedError("no_cache", "there is no cache to write to")
     # Frames with one key differ in the objects that tracing met. An entry's guards tell such entries apart, and list
@@ -340,7 +339,7 @@ def _keep(record: records.Record, digest: str, store: LocalStore | None, call: c
     entry = store.publish(entry, {RESULT: content})
     counters.count("frames", "kept")
     saved.record(entry, store)
-    sharing.offer(entry, store)
+    sharing.offer(entry, store, attempt.settings)
 
 
 def _verify(match: _Match, record: records.Record, call: converting.Call) -> None:

@@ -1,4 +1,4 @@
-"""Looks up a captured graph in the stores: the entry that may serve it, or the reason for the miss.
+"""Looks up a captured graph in the stores: yields the entries that may serve it, and records the hit or the miss.
 
 Candidates under one key differ in their guards. A candidate whose guards do not hold for this call's sizes counts as a
 guard miss; a damaged or incomplete entry, or one whose effects cannot be replayed, counts as absent.
@@ -6,86 +6,66 @@ guard miss; a damaged or incomplete entry, or one whose effects cannot be replay
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from fxpool import counters, notices
+from fxpool import counters
 from fxpool.codecache.store.entry import Entry
 from fxpool.codecache.store.store import LocalStore
-from fxpool.errors import CorruptEntryError, StoreError
+from fxpool.errors import StoreError
 from fxpool.lowering.artifact import effects, saved
 from fxpool.lowering.artifact.content import content_of
-from fxpool.lowering.artifact.entry_parts import Parts, Reference, parts_of_entry
-from fxpool.lowering.artifact.load import GuardsDoNotHold
+from fxpool.lowering.artifact.entry_parts import Reference
 from fxpool.lowering.core import switched_off
 from fxpool.lowering.request.captured import Captured
 from fxpool.lowering.request.compile_request import AOT, PACKAGE, CompileRequest
 from fxpool.torch_compat.dynamo import process_groups, torch_counters
 
-log = notices.logger(__name__)
 
-T = TypeVar("T")
+class Search:
+    """One lookup of a captured graph, which has a key, in `stores`, in order."""
 
+    def __init__(self, captured: Captured, stores: Sequence[LocalStore]) -> None:
+        self._captured, self._stores = captured, stores
+        self._damaged = _damaged(stores)
+        self._tried: list[tuple[LocalStore, Entry]] = []
 
-def serve(
-    captured: Captured,
-    stores: Sequence[LocalStore],
-    load: Callable[[Parts], T],
-    *,
-    misses: bool = True,
-    elsewhere: Callable[[], tuple[LocalStore, Entry] | None] | None = None,
-) -> T | None:
-    """Return the loaded graph of the first entry that fits this call; None is a miss. Counts the hit or miss.
+    def candidates(self) -> Iterator[tuple[Entry, LocalStore]]:
+        """Yield entries that fit this call, with their stores. To go on means that the last one could not be loaded."""
+        values = self._captured.values()
+        for store, entry in _entries(self._captured, self._stores):
+            self._tried.append((store, entry))
+            if not effects.guards_hold(entry.guards, values):
+                continue
+            yield entry, store
+            if store.root == self._captured.request.store:  # the worker looks into this store only
+                self._captured.reject(entry.name)
 
-    The `stores` are searched in order. `elsewhere` is called if they have no such entry; it returns an entry that it
-    has written to one of them. With `misses` false, a miss is not counted, as the graph is looked up in another form,
-    too.
-    """
-    if captured.key is None or not stores:
-        return None
-    values = captured.values()
-    damaged = _damaged(stores)
-    tried: list[tuple[LocalStore, Entry]] = []
-    for store, entry in _candidates(captured, stores):
-        tried.append((store, entry))
-        if not effects.guards_hold(entry.guards, values):
-            continue
-        loaded = _hit(captured, entry, store, load)
-        if loaded is not None:
-            return loaded
-        if store.root == captured.request.store:  # the worker looks into this store only
-            captured.reject(entry.name)
-    if elsewhere is not None and (found := elsewhere()) is not None:
-        store, entry = found
-        loaded = _hit(captured, entry, store, load)
-        if loaded is not None:
-            return loaded
-    if misses:
-        counters.count("guard_misses" if tried else "misses")
-        _tell_torch(captured, "guard_miss" if tried else "miss")
+    def count_miss(self) -> None:
+        """Count and record the miss, after all candidates."""
+        counters.count("guard_misses" if self._tried else "misses")
+        _tell_torch(self._captured, "guard_miss" if self._tried else "miss")
         from fxpool.lowering.artifact import miss_records  # not needed for a hit
 
-        miss_records.remember(captured, tried, stores, _damaged(stores) > damaged)
-    return None
+        newly_damaged = _damaged(self._stores) > self._damaged
+        miss_records.remember(self._captured, self._tried, self._stores, newly_damaged)
 
 
-def _hit(captured: Captured, entry: Entry, store: LocalStore, load: Callable[[Parts], T]) -> T | None:
-    """Load an entry whose guards hold, and count the hit; None if it is damaged, incomplete or does not fit."""
-    if content_of(entry).effects.restart:  # loading it raises Dynamo's restart
-        counters.count("hits")
-        counters.count("restarts")
-        _used(captured, entry, store)
-    loaded = load_entry(entry, store, load)
-    if loaded is None:
-        return None
+def count_restart(captured: Captured, entry: Entry, store: LocalStore) -> None:
+    """Count the hit of an entry without code: it makes Dynamo trace again."""
+    counters.count("hits")
+    counters.count("restarts")
+    _used(captured, entry, store)
+
+
+def count_hit(captured: Captured, entry: Entry, store: LocalStore) -> None:
+    """Count the hit of an entry that was loaded."""
     counters.count("hits")
     _tell_torch(captured, "hit")
     counters.add_seconds_saved(entry.metadata.compile_seconds)
     process_groups.extend_timeouts(entry.metadata.compile_seconds)
     _used(captured, entry, store)
-    return loaded
 
 
 def _used(captured: Captured, entry: Entry, store: LocalStore) -> None:
@@ -107,25 +87,11 @@ def _tell_torch(captured: Captured, state: str) -> None:
     torch_counters.looked_up(state, before_autograd=captured.request.level == AOT, inputs=captured.fakes, key=key)
 
 
-def _candidates(captured: Captured, stores: Sequence[LocalStore]) -> Iterator[tuple[LocalStore, Entry]]:
+def _entries(captured: Captured, stores: Sequence[LocalStore]) -> Iterator[tuple[LocalStore, Entry]]:
     for store in stores:
         for key in captured.all_keys():
             for entry in store.entries(key.digest):
                 yield store, entry
-
-
-def load_entry(entry: Entry, store: LocalStore, load: Callable[[Parts], T]) -> T | None:
-    """Load one entry; None if it is damaged, incomplete or does not fit this call."""
-    if not store.complete(entry):
-        return None
-    try:
-        return load(parts_of_entry(entry, store))
-    except GuardsDoNotHold:
-        return None
-    except (CorruptEntryError, KeyError, TypeError) as error:
-        counters.count("corrupt_entries")
-        log.warning("entry %s of the cache could not be loaded; recompiling: %s", entry.key[:12], error)
-        return None
 
 
 def published(reference: Reference, store: LocalStore) -> Entry | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable
 
 import torch
 
@@ -26,6 +25,7 @@ from fxpool.lowering.artifact.entry_parts import (
     Artifact,
 )
 from fxpool.lowering.core import switched_off
+from fxpool.lowering.core.attempt import Attempt
 from fxpool.lowering.request.compile_request import AOT, PACKAGE, CompileRequest
 from fxpool.torch_compat.dynamo import torch_counters
 
@@ -78,9 +78,7 @@ def is_admitted(artifact: Artifact, request: CompileRequest) -> bool:
     return request.bounds is None or artifact.seconds >= request.bounds.min_seconds
 
 
-def publish_if_kept(
-    artifact: Artifact, request: CompileRequest, store: LocalStore | None, bypass: Callable[[str], None]
-) -> None:
+def publish_if_kept(artifact: Artifact, request: CompileRequest, store: LocalStore | None, attempt: Attempt) -> None:
     """Publish an artifact that has a key; an artifact that cannot be cached is a bypass, not an error.
 
     The compile itself may have found a reason not to cache it (`Artifact.unkept`).
@@ -89,17 +87,17 @@ def publish_if_kept(
     if key is None or store is None:
         return
     if artifact.unkept == COMPILER_CHANGED:
-        bypass("compiler_changed")
+        attempt.bypass("compiler_changed")
         switched_off.say_compiler_changed()
         return
     if artifact.unkept == HEADERS_UNLISTED:
-        bypass("headers_unlisted")
+        attempt.bypass("headers_unlisted")
         return
     if not is_admitted(artifact, request):
-        bypass("compiled_fast")
+        attempt.bypass("compiled_fast")
         return
     if store.is_over():
-        bypass("fresh_cache_over")
+        attempt.bypass("fresh_cache_over")
         return
     why: object = artifact.unkept
     if not why:
@@ -112,7 +110,7 @@ def publish_if_kept(
             if request.level != PACKAGE:  # torch has no cache of packages
                 saved.record(entry, store)
                 torch_counters.saved(before_autograd=request.level == AOT)
-            sharing.offer(entry, store)
+            sharing.offer(entry, store, attempt.settings)
             return
-    bypass("store_write_failed")
+    attempt.bypass("store_write_failed")
     switched_off.say_not_kept(why)

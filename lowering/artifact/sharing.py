@@ -4,9 +4,9 @@ The address is the setting `remote_cache`. If that is unset and the program has 
 address comes from Inductor's variables for Redis. Without a key file nothing is downloaded or uploaded, because entries
 that come over a network are code. A wrong setting is warned of once, and the program continues without the remote.
 
-    lookup.serve ──miss──▶ `fetch` ──▶ level of the remote ──▶ written into the local store, and served from there
-    publishing   ────────▶ `offer` ──▶ uploads in the background
-    compiling    ────────▶ `leases` ─▶ one machine compiles a graph, the others wait for it
+    local miss ──▶ `fetch` ──▶ level of the remote ──▶ written into the local store, and served from there
+    publishing ──▶ `offer` ──▶ uploads in the background
+    compiling  ──▶ `leases` ─▶ one machine compiles a graph, the others wait for it
 
 The remote's client is imported on the first local miss, if a remote is configured.
 """
@@ -43,22 +43,21 @@ class _Shared:
         self._settings: tuple[Any, ...] = ()
         self._refusal: ConfigurationError | None = None
 
-    def level(self, place: str) -> RemoteLevel | None:
+    def level(self, address: str, settings: config.Settings) -> RemoteLevel | None:
         """Return the level for an address; None, with a warning, if the settings rule it out."""
-        settings = config.current()
         key_file = settings.remote_key_file
-        wanted = (place, key_file, _version(key_file), settings.remote_use, settings.remote_timeout)
+        wanted = (address, key_file, _version(key_file), settings.remote_use, settings.remote_timeout)
         with self._lock:
             if wanted != self._settings:
                 before, self._level, self._refusal, self._settings = self._level, None, None, wanted
                 if before is not None:
                     before.close()
                 try:
-                    self._level = _new_level(place, settings)
+                    self._level = _new_level(address, settings)
                 except ConfigurationError as error:
                     self._refusal = error
         if self._refusal is not None:
-            notices.switched_off("remote_refused", f"running without the remote cache: {self._refusal}", about=place)
+            notices.switched_off("remote_refused", f"running without the remote cache: {self._refusal}", about=address)
         return self._level
 
     def present(self) -> RemoteLevel | None:
@@ -73,7 +72,7 @@ class _Shared:
             level.close()
 
 
-def _new_level(place: str, settings: config.Settings) -> RemoteLevel:
+def _new_level(address: str, settings: config.Settings) -> RemoteLevel:
     """Return a level for an address. Raises ConfigurationError: the settings rule it out."""
     # Only needed if there is a remote.
     from fxpool.codecache import remote
@@ -82,12 +81,12 @@ def _new_level(place: str, settings: config.Settings) -> RemoteLevel:
 
     if settings.remote_key_file is None:
         raise ConfigurationError(
-            f"the remote cache {remote.shown(place)} cannot be trusted without a key",
+            f"the remote cache {remote.shown(address)} cannot be trusted without a key",
             remedy="create a key with `fxpool cache key FILE` on one machine, copy it to the others, and set "
             "FXPOOL_REMOTE_KEY_FILE=FILE",
         )
     return RemoteLevel(
-        lambda seconds: remote.connect(place, seconds),
+        lambda seconds: remote.connect(address, seconds),
         Keyring.load(settings.remote_key_file),
         delay=settings.remote_timeout,
         read_only=settings.remote_use == "read-only",
@@ -103,16 +102,15 @@ def _version(path: Any) -> tuple[int, ...]:
     return status.st_mtime_ns, status.st_size, status.st_mode, status.st_uid
 
 
-def address(*, say: bool = True) -> str | None:
+def address(settings: config.Settings, *, say: bool = True) -> str | None:
     """Return the address of the remote cache, or None. Warns if the program wants a remote but gives no address."""
-    place = config.current().remote_cache
     switch = configs.remote_cache_wanted()
-    if place is not None or switch is None:
-        return place
-    place = inductor_address()
-    if place is None and say:
+    if settings.remote_cache is not None or switch is None:
+        return settings.remote_cache
+    of_inductor = inductor_address()
+    if of_inductor is None and say:
         switched_off.say_without_remote(switch)
-    return place
+    return of_inductor
 
 
 def inductor_address() -> str | None:
@@ -127,8 +125,8 @@ def inductor_address() -> str | None:
     return f"redis://{f'[{host}]' if ':' in host else host}:{port or 6379}"
 
 
-def fetch(captured: Captured, store: LocalStore, place: str, *, again: bool = False) -> Entry | None:
-    """Return an entry for this call from the remote at `place`, written into `store`; None is a miss.
+def fetch(captured: Captured, store: LocalStore, settings: config.Settings, *, again: bool = False) -> Entry | None:
+    """Return an entry for this call from the remote, written into `store`; None is a miss, or there is no remote.
 
     With `again`, the graph was looked up before, and its miss does not count twice.
     """
@@ -137,27 +135,32 @@ def fetch(captured: Captured, store: LocalStore, place: str, *, again: bool = Fa
         [key.digest for key in captured.all_keys()],
         lambda entry: effects.guards_hold(entry.guards, values),
         store,
-        place,
+        settings,
         again=again,
     )
 
 
 def fetch_fitting(
-    keys: Sequence[str], fits: Callable[[Entry], bool], store: LocalStore, address: str, *, again: bool = False
+    keys: Sequence[str],
+    fits: Callable[[Entry], bool],
+    store: LocalStore,
+    settings: config.Settings,
+    *,
+    again: bool = False,
 ) -> Entry | None:
     """Return the first entry under one of `keys` for which `fits` holds, as `fetch`.
 
     `fits` is called in another thread, too. Entries in `store` for which it does not hold are not asked for.
     """
-    level = runtime.part(_Shared).level(address) if _is_shared(store) else None
+    level = _level(store, settings)
     if level is None:
         return None
     no_fit = {(key, entry.name) for key in keys for entry in store.entries(key) if not fits(entry)}
-    found = level.find(keys, fits, no_fit, again=again)
-    if found is None:
+    hit = level.find(keys, fits, no_fit, again=again)
+    if hit is None:
         return None
     try:
-        return found.written_to(store)
+        return hit.written_to(store)
     except StoreError as error:
         if not again:
             counters.count("remote", "error:not_written_back")
@@ -165,26 +168,24 @@ def fetch_fitting(
         return None
 
 
-def offer(entry: Entry, store: LocalStore) -> None:
+def offer(entry: Entry, store: LocalStore, settings: config.Settings) -> None:
     """Upload a new entry of `store` in the background."""
-    place = address(say=False) if _is_shared(store) else None
-    if place is None:
-        return
-    level = runtime.part(_Shared).level(place)
+    level = _level(store, settings)
     if level is not None and not level.read_only:
         level.uploads.offer(store.root, entry.key, entry.name)
 
 
-def leases(store: LocalStore) -> Leases | None:
+def leases(store: LocalStore, settings: config.Settings) -> Leases | None:
     """Return the leases of the remote cache; None without a remote, or if the settings switch them off."""
-    place = address(say=False) if _is_shared(store) and config.current().remote_wait != 0 else None
-    level = runtime.part(_Shared).level(place) if place is not None else None
+    level = _level(store, settings) if settings.remote_wait != 0 else None
     return level.leases if level is not None and not level.read_only else None
 
 
-def _is_shared(store: LocalStore) -> bool:
-    """Return whether a store uses the remote: torch's ``fresh_cache()`` starts empty and leaves nothing behind."""
-    return os.path.basename(store.root) != FRESH
+def _level(store: LocalStore, settings: config.Settings) -> RemoteLevel | None:
+    """Return the level behind a store, if there is one: torch's ``fresh_cache()`` starts empty and leaves nothing."""
+    if os.path.basename(store.root) == FRESH or (at := address(settings, say=False)) is None:
+        return None
+    return runtime.part(_Shared).level(at, settings)
 
 
 def flush(timeout: float | None) -> None:

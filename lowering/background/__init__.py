@@ -4,5 +4,5 @@
     compiles    compiles the next stage while the graph runs eagerly or in an earlier stage
     swap        the callable given to Dynamo: switches to better code between two calls
 
-Imports `request`, `artifact` and `core`.
+Imports `compiling`, `request`, `artifact` and `core`.
 """

@@ -19,9 +19,11 @@ from typing import TYPE_CHECKING, Any
 
 from fxpool import counters, forks, notices
 from fxpool.errors import FxpoolError, PoolUnavailableError, QuarantinedError
-from fxpool.lowering.artifact import load
+from fxpool.lowering.artifact import load, sharing
 from fxpool.lowering.artifact.entry_parts import Parts
 from fxpool.lowering.background.swap import Swap, Version
+from fxpool.lowering.compiling import eager
+from fxpool.lowering.compiling.graph_compile import GraphCompile
 from fxpool.lowering.core import switched_off
 from fxpool.lowering.core.attempt import Attempt, Outcome
 from fxpool.lowering.core.runtime import runtime
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
 
     from fxpool.pool import Job
 
-__all__ = ["Stage", "StageCompiler", "begin", "report", "wait"]
+__all__ = ["PIECES", "Stage", "begin", "report", "wait"]
 
 log = notices.logger(__name__)
 
@@ -106,35 +108,27 @@ class Stage:
     """Called with the seconds per call of this stage and of the stage before it, if it is dropped as slower."""
 
 
-@dataclasses.dataclass(frozen=True)
-class StageCompiler:
-    """The ways to get a stage's code, which the fallback chain passes to `begin`. Each calls its loader argument."""
-
-    compile: Callable[[Stage, Attempt, Callable[[Parts], Any]], Any]
-    """Has a worker compile the stage, and waits for it."""
-    find: Callable[[Stage, Attempt, Callable[[Parts], Any]], Any | None]
-    """Looks the stage up: another process may have compiled it by now."""
-    pieces: Callable[[Attempt], tuple[Callable[..., Any], list[Any]]] | None = None
-    """Waits for the graph's pieces, if they come before all stages: returns their code, and its guards."""
+#: Waits for a graph's pieces; returns their code, and its guards.
+Pieces = Callable[[Attempt], tuple[Callable[..., Any], list[Any]]]
 
 
 def begin(
     gm: torch.fx.GraphModule,
     stages: Sequence[Stage],
     attempt: Attempt,
-    compiler: StageCompiler,
     served: Callable[..., Any] | None = None,
+    pieces: Pieces | None = None,
 ) -> Callable[..., Any]:
     """Compile the stages of a graph in the background; return at once the callable to use in its place.
 
-    `served` is the code of the attempt's stage, if that is in the cache; `stages` come after it. A stage that is in
-    the cache is used at once, and the stages before it are skipped. A call that does not satisfy the guards of the code
-    has separate code compiled, because Dynamo does not know these guards and will not trace again.
+    `served` is the code of the attempt's stage, if that is in the cache; `pieces` and `stages` come after it. A stage
+    that is in the cache is used at once, and the stages before it are skipped. A call that does not satisfy the guards
+    of the code has separate code compiled, because Dynamo does not know these guards and will not trace again.
     """
     swap = Swap(attempt.label, served or gm.forward, compiled=served is not None, stage=attempt.stage)
-    work = _Work(gm, swap, stages, attempt, compiler)
+    work = _Work(gm, swap, stages, attempt, pieces)
     _background().swaps.add(swap)
-    if compiler.pieces is not None:
+    if pieces is not None:
         swap.stages[PIECES] = "pending"
     for stage in stages:
         swap.stages[stage.number] = "pending"
@@ -153,23 +147,23 @@ class _Work:
         swap: Swap,
         stages: Sequence[Stage],
         attempt: Attempt,
-        compiler: StageCompiler,
+        pieces: Pieces | None,
     ) -> None:
         self._background = _background()
         self._gm = gm
         self._swap = swap
         self._stages = stages
         self._attempt = attempt
-        self._compiler = compiler
+        self._pieces = pieces
         self._sizes: set[tuple[Any, ...]] = set()
         self._lock = forks.lock(self, "_lock")
 
-    def start(self, what: Callable[[], None]) -> None:
+    def start(self, work: Callable[[], None]) -> None:
         self._swap.begin()
 
         def run() -> None:
             try:
-                what()
+                work()
             except _EndingError:
                 pass
             finally:
@@ -184,8 +178,8 @@ class _Work:
         # The user waits for the first call, with its backward. It should not share the interpreter, and on a small
         # machine the cores, with the work of sending the request.
         self._swap.settled.wait(_FIRST_CALL_SECONDS)
-        if self._compiler.pieces is not None:
-            self._pieces(self._compiler.pieces)
+        if self._pieces is not None:
+            self._use_pieces(self._pieces)
         position = 0
         while position < len(self._stages) and not self._swap.raises:
             position = self._next_from(position)
@@ -193,41 +187,38 @@ class _Work:
     def _next_from(self, position: int) -> int:
         """Use the best stage in the cache, or else compile that of `position`; return the position after it."""
         for better in range(len(self._stages) - 1, position, -1):
-            if self._one(self._stages[better], self._compiler.find):
+            if self._one(self._stages[better], _look_up):
                 for skipped in self._stages[position:better]:
                     self._swap.stages[skipped.number] = "skipped"
                 return better + 1
-        self._one(self._stages[position], self._compiler.compile)
+        self._one(self._stages[position], _compile)
         return position + 1
 
-    def _pieces(self, pieces: Callable[[Attempt], tuple[Callable[..., Any], list[Any]]]) -> None:
+    def _use_pieces(self, pieces: Pieces) -> None:
         """Use the pieces until the first stage is ready; without them the graph runs eagerly until then."""
         first = self._stages[0].captured
 
-        def make(stage: Stage, attempt: Attempt, load_parts: Callable[[Parts], Any]) -> Version:
-            call, guards = pieces(attempt)
+        def make(graph: GraphCompile) -> Version:
+            call, guards = pieces(graph.attempt)
             places = shape_env.places(first.fakes[len(first.lifted) :])
             return Version(call, guards, places, PIECES)
 
         self._one(Stage(PIECES, first), make, timed=False)
 
-    def _one(
-        self,
-        stage: Stage,
-        make: Callable[[Stage, Attempt, Callable[[Parts], Any]], Any | None],
-        *,
-        timed: bool = True,
-    ) -> bool:
+    def _one(self, stage: Stage, make: Callable[[GraphCompile], Any | None], *, timed: bool = True) -> bool:
         """Use a stage if `make` returns its code. Each stage gets a separate record."""
-        attempt = dataclasses.replace(self._attempt, reasons=[], seconds={}, reported=False, stage=stage.number)
-        attempt.submitted = self._background.submitted
-        attempt.is_ending = self._background.ending.is_set
-        attempt.priority = BACKGROUND - stage.number  # first stages of all graphs before later stages of any
+        attempt = self._attempt.part(
+            stage=stage.number,
+            submitted=self._background.submitted,
+            is_ending=self._background.ending.is_set,
+            priority=BACKGROUND - stage.number,  # first stages of all graphs before later stages of any
+        )
+        graph = GraphCompile(stage.captured, attempt, lambda parts: self._loaded(stage, attempt, parts))
         if self._background.ending.is_set():
             raise _EndingError
         try:
             with attempt.timed("total"):
-                version = make(stage, attempt, lambda parts: self._loaded(stage, attempt, parts))
+                version = make(graph)
         except _EndingError:
             raise
         except BaseException as error:
@@ -283,10 +274,25 @@ class _Work:
         other = dataclasses.replace(stage, captured=stage.captured.for_sizes(values))
 
         def work() -> None:
-            if not self._one(other, self._compiler.find, timed=False):
-                self._one(other, self._compiler.compile, timed=False)
+            if not self._one(other, _look_up, timed=False):
+                self._one(other, _compile, timed=False)
 
         self.start(work)
+
+
+def _look_up(graph: GraphCompile) -> Any | None:
+    """Look a stage up: another process may have compiled it by now."""
+    return graph.look_up(count_misses=False)
+
+
+def _compile(graph: GraphCompile) -> Any:
+    """Have a worker compile a stage, and wait for it."""
+    eager.check(graph.attempt)
+    if graph.attempt.options.asynchronous and sharing.address(graph.attempt.settings, say=False) is not None:
+        version = _look_up(graph)
+        if version is not None:
+            return version
+    return graph.compile()
 
 
 class _EndingError(Exception):

@@ -6,7 +6,7 @@ that was timed and found slower than the stage before it is marked in the cache 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from fxpool import notices
@@ -23,12 +23,12 @@ __all__ = ["of_call"]
 log = notices.logger(__name__)
 
 
-def of_call(attempt: Attempt, capture: Any, store: LocalStore | None) -> list[Stage]:
+def of_call(attempt: Attempt, capture: Callable[[], Captured]) -> list[Stage]:
     """Return the stages of a graph, each captured by `capture()` under its options; the first is always included.
 
     Raises CannotTravelError: the first stage cannot be sent to another process.
     """
-    options = attempt.options.stages or ({},)
+    options, store = attempt.options.stages or ({},), attempt.store
     stages: list[Stage] = []
     keys: list[str] = []  # of all stages so far, including skipped ones
     for number, wanted in enumerate(options):

@@ -5,14 +5,16 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import enum
+import functools
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from fxpool import counters, failures, interruptions, notices
+from fxpool import config, counters, failures, interruptions, notices
 from fxpool.codecache.store.bounds import Bounds
 from fxpool.codecache.store.store import LocalStore
-from fxpool.lowering.core import host_report, torchs_tables
+from fxpool.errors import PoolError
+from fxpool.lowering.core import host_report, switched_off, torchs_tables
 from fxpool.lowering.core.options import Options
 from fxpool.lowering.core.runtime import runtime
 from fxpool.torch_compat.dynamo import frames
@@ -30,6 +32,8 @@ _CODE = frozenset(
     ("code_unknown", "code_differs", "code_not_importable", "torch_changed", "operator_in_main",
      "operator_of_unknown_source", "bypass:source", "bypass:custom_pass_without_uuid")
 )  # fmt: skip
+# The attributes of an attempt that are computed once per graph.
+_ONCE = ("store", "stores", "toolchain_dir", "destination")
 
 
 class Outcome(enum.Enum):
@@ -79,7 +83,8 @@ class Destination:
 class Attempt:
     """The compile of one graph, with its state in the fallback chain.
 
-    `level` is ``aot``, ``fx`` or ``in_process`` (see `fallback.chain`), `key` the digest of its cache key, or None.
+    `settings` are those at its start: a change in the middle of a graph is for the next one. `level` is ``aot``, ``fx``
+    or ``in_process`` (see `fallback.chain`), `key` the digest of its cache key, or None.
     `priority` is the priority of its jobs, `stage` the number of its stage in a progressive mode. `seconds` are by
     phase, `reasons` the names under which fallbacks and bypasses were counted, `details` an example for each, and
     `function` the function that Dynamo traced it from, if there are reasons. `is_ending` returns whether it is to stop
@@ -88,6 +93,7 @@ class Attempt:
 
     label: str
     options: Options
+    settings: config.Settings = dataclasses.field(default_factory=config.current)
     level: str = "aot"
     outcome: Outcome = Outcome.FAILED
     key: str | None = None
@@ -110,6 +116,11 @@ class Attempt:
         self._note(reason, str(error))
         log.info("%s: falling back to the next level (%s): %s", self.label, reason, error)
 
+    def step_down_without_pool(self, error: PoolError) -> None:
+        """Step down because the pool cannot be used, and warn of that once. Raises as `step_down`."""
+        self.step_down(switched_off.counted_as(error), error)
+        switched_off.say_without_pool(error)
+
     def failed(self, error: Exception, counted: str = "compile_error:{}") -> str:
         """Count a failure as a fallback, and return where the graph goes: ``next`` or ``home`` (`failures.Follows`).
 
@@ -124,25 +135,42 @@ class Attempt:
         self.step_down(f"{'fx:' if counted.startswith('fx:') else ''}shortage:{code}" if code else reason, error)
         return follows.then
 
+    def part(self, **changes: Any) -> Attempt:
+        """Return an attempt for a part or a stage of the graph: with a separate record, for the same stores."""
+        part = dataclasses.replace(self, key=None, reasons=[], details={}, seconds={}, reported=False, **changes)
+        part.__dict__.update({name: self.__dict__[name] for name in _ONCE if name in self.__dict__})
+        return part
+
+    @functools.cached_property
     def store(self) -> LocalStore | None:
-        """Return the store for its results; None if the options or the directory rule it out."""
-        return runtime.store() if self.options.cache else None
+        """The store for its results; None if the options or the directory rule it out."""
+        return runtime.store(self.settings) if self.options.cache else None
 
+    @functools.cached_property
     def stores(self) -> list[LocalStore]:
-        """Return the stores to look into, in order."""
-        return runtime.stores() if self.options.cache else []
+        """The stores to look into, in order."""
+        return runtime.stores(self.settings) if self.options.cache else []
 
+    @functools.cached_property
+    def toolchain_dir(self) -> str | None:
+        """The directory of facts about this host's tool chain."""
+        return runtime.toolchain_directory(self.store, self.settings)
+
+    @functools.cached_property
     def destination(self) -> Destination:
-        """Return the destination of its results."""
-        store = self.store()
-        toolchain_dir = runtime.toolchain_directory(store)
-        torchs_tables.settle(toolchain_dir, self.options.mode)
+        """The destination of its results."""
+        torchs_tables.settle(self.toolchain_dir, self.options.mode, self.settings)
         return Destination(
-            store=store.root if store is not None else None,
-            bounds=store.bounds if store is not None else None,
-            toolchain_dir=toolchain_dir,
-            keep=bool(self.stores()),
+            store=self.store.root if self.store is not None else None,
+            bounds=self.store.bounds if self.store is not None else None,
+            toolchain_dir=self.toolchain_dir,
+            keep=bool(self.stores),
         )
+
+    @property
+    def by_workers(self) -> bool:
+        """Whether workers compile it, as opposed to this process."""
+        return self.options.mode == "subprocess" and self.settings.pool != "off"
 
     @property
     def has_own_code(self) -> bool:

@@ -16,14 +16,20 @@ _IMPORT_CODE = "fxpool.lowering.worker.compiler:import_code"
 
 
 def spec(
-    label: str, environment: Mapping[str, str], modules: Sequence[str] = (), libraries: Sequence[str] = ()
+    label: str,
+    environment: Mapping[str, str],
+    modules: Sequence[str] = (),
+    libraries: Sequence[str] = (),
+    *,
+    settings: config.Settings | None = None,
 ) -> JobSpec:
-    """Return a job specification under the current settings, with this program's import path and working directory.
+    """Return a job specification under these or the current settings.
 
-    `environment` are the job's variables in addition to its zygote's. Limits are in seconds and bytes. Workers import
-    `modules` of the program and load `libraries` before the job.
+    It has this program's import path and working directory. `environment` are the job's variables in addition to its
+    zygote's. Limits are in seconds and bytes. Workers import `modules` of the program and load `libraries` before the
+    job.
     """
-    settings = config.current()
+    settings = settings or config.current()
     argument = msgspec.msgpack.encode((modules, libraries))
     return JobSpec(
         label=label,

@@ -6,8 +6,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from fxpool import config
@@ -46,14 +47,22 @@ class Options:
     stage_calls: int = 0
     regions: str = "off"
 
+    @contextlib.contextmanager
+    def in_force(self) -> Iterator[None]:
+        """Apply the call's options for Inductor inside the ``with`` block."""
+        with configs.patched(self.inductor):
+            yield
 
-def parse(mode: str | None = None, options: Mapping[str, Any] | None = None) -> Options:
-    """Return the options of one backend call; the current settings are the defaults.
+
+def parse(
+    mode: str | None = None, options: Mapping[str, Any] | None = None, settings: config.Settings | None = None
+) -> Options:
+    """Return the options of one backend call; the settings, by default those in force now, are the defaults.
 
     Raises:
         ConfigurationError: an unknown name (the message lists the valid names), or a value of a wrong type.
     """
-    settings = config.current()
+    settings = settings or config.current()
     own: dict[str, Any] = {
         "mode": settings.mode,
         "strict": settings.strict,

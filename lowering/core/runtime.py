@@ -124,11 +124,10 @@ class Runtime:
             )
         )
 
-    def limits(self) -> dict[str, float]:
+    def limits(self, settings: config.Settings) -> dict[str, float]:
         """Return the limits of a job that no other process waits for: ``timeout`` in seconds, ``memory`` in bytes."""
         from fxpool.pool.host import memory  # 0.02 s with psutil, and a hit needs no limits
 
-        settings = config.current()
         bytes_of_memory = settings.job_memory or memory.default_limit(memory.Host.look())[0]
         return {"timeout": settings.job_timeout, "memory": float(bytes_of_memory)}
 
@@ -150,9 +149,8 @@ class Runtime:
                 return
             if "async+" in settings.mode and len(os.sched_getaffinity(0)) <= 2:
                 return
-            directory = self.store()
-            if all(one.is_empty() for one in self.stores()):
-                prepare(self.toolchain_directory(directory))
+            if all(store.is_empty() for store in self.stores(settings)):
+                prepare(self.toolchain_directory(self.store(settings), settings))
                 with self._lock:
                     first = self._pool is None  # another thread's pool may be in use already
                     started = self.pool()
@@ -183,9 +181,9 @@ class Runtime:
 
     # ------------------------------------------------------------ stores
 
-    def store(self) -> LocalStore | None:
-        """Return the store in the current cache directory, or None if it may not be used."""
-        settings = config.current()
+    def store(self, settings: config.Settings | None = None) -> LocalStore | None:
+        """Return the store in the cache directory, or None if it may not be used; by default, of current settings."""
+        settings = settings or config.current()
         store = self._store_at(_fresh_directory() or str(settings.cache_dir))
         if store is not None:
             store.bounds = Bounds(settings.cache_max_bytes, settings.cache_max_files, settings.cache_min_seconds)
@@ -216,12 +214,11 @@ class Runtime:
     def _why_temporary(root: str) -> str:
         return config.why_temporary() if root == str(config.current().cache_dir) else ""
 
-    def base(self) -> LocalStore | None:
+    def base(self, settings: config.Settings) -> LocalStore | None:
         """Return the prefilled store of the setting `cache_base`; None if it is unset or may not be used."""
-        place = config.current().cache_base
-        if place is None or self._base_left or _fresh_directory() is not None:
+        if settings.cache_base is None or self._base_left or _fresh_directory() is not None:
             return None
-        root = str(place)
+        root = str(settings.cache_base)
         with self._lock:
             if root not in self._bases:
                 from fxpool.codecache.store.base_store import BaseStore  # most processes have no cache base
@@ -237,20 +234,21 @@ class Runtime:
         """Stop serving from the cache base in this process."""
         self._base_left = True
 
-    def stores(self) -> list[LocalStore]:
+    def stores(self, settings: config.Settings | None = None) -> list[LocalStore]:
         """Return the stores to look into, in order: the cache base first, as it has what most processes need."""
-        own, below = self.store(), self.base()
+        settings = settings or config.current()
+        own, below = self.store(settings), self.base(settings)
         if own is not None and below is not None and own.root == below.root:
             below = None
-        return [one for one in (below, own) if one is not None]
+        return [store for store in (below, own) if store is not None]
 
-    def toolchain_directory(self, store: LocalStore | None) -> str | None:
+    def toolchain_directory(self, store: LocalStore | None, settings: config.Settings | None = None) -> str | None:
         """Return the directory for facts about this host's tool chain and for its precompiled header.
 
         They remain valid within torch's ``fresh_cache()``.
         """
         if store is not None and store.root == _fresh_directory():
-            store = self._store_at(str(config.current().cache_dir)) or store
+            store = self._store_at(str((settings or config.current()).cache_dir)) or store
         return os.path.join(store.root, "toolchain") if store is not None else None
 
     def forget_stores(self) -> None:

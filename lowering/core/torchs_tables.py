@@ -38,7 +38,7 @@ class _Asked:
         self.done = False
 
 
-def settle(toolchain_dir: str | None, mode: str) -> None:
+def settle(toolchain_dir: str | None, mode: str, settings: config.Settings) -> None:
     """Find torch's entries if this process did not record them: stored, or from a worker if it compiles by workers.
 
     Waits for the worker. Without an answer, keys have the digest of the tables instead.
@@ -54,13 +54,14 @@ def settle(toolchain_dir: str | None, mode: str) -> None:
     answer = kept.read(_QUESTION, identity)
     if answer is not None and operator_tables.settle(answer.get("tables", "").encode("latin-1")):
         return
-    if not mode.endswith("subprocess") or config.current().pool == "off":
+    if not mode.endswith("subprocess") or settings.pool == "off":
         return
     state.done = True
     from fxpool.lowering.core import job_place  # imports the pool: 0.05 s that a process that knows saves
 
     try:
-        entries = runtime.pool().submit(TABLES_JOB, b"", job_place.spec("torch's tables", {})).result()
+        spec = job_place.spec("torch's tables", {}, settings=settings)
+        entries = runtime.pool().submit(TABLES_JOB, b"", spec).result()
     except PoolError as error:
         counters.count("fallbacks", "torch_tables_unknown")
         log.info("cannot ask a worker which entries of Inductor's tables are torch's: %s", error)

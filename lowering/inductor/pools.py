@@ -19,9 +19,9 @@ from fxpool.codecache.code.program_code import SentCode
 from fxpool.codecache.code.unproven import UnprovenError
 from fxpool.codecache.key import probe_cache
 from fxpool.errors import CannotTravelError, FxpoolError, PoolError, PoolUnavailableError, ProtocolError
+from fxpool.lowering.compiling.eager import DEADLY
 from fxpool.lowering.core import job_place, pool_environment, switched_off
 from fxpool.lowering.core.runtime import runtime
-from fxpool.lowering.fallback.eager import DEADLY
 from fxpool.lowering.request import ambient
 from fxpool.lowering.request.ambient import AmbientState
 from fxpool.lowering.request.compile_request import CODE_DIFFERS

@@ -11,17 +11,17 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fxpool import config, counters, forks, interruptions, notices
+from fxpool import counters, forks, interruptions, notices
 from fxpool.lowering.artifact import load
 from fxpool.lowering.artifact.entry_parts import Parts
+from fxpool.lowering.compiling.graph_compile import GraphCompile, Pending
 from fxpool.lowering.core.attempt import Attempt, Outcome
-from fxpool.lowering.fallback import chain, eager
+from fxpool.lowering.fallback import chain
 from fxpool.lowering.regions import compose, symbols
 from fxpool.lowering.regions.cut import Cut
 from fxpool.lowering.regions.pieces import Piece
@@ -43,7 +43,7 @@ _WORST_FIRST = (Outcome.EAGER, Outcome.IN_PROCESS, Outcome.WORKER, Outcome.FARM,
 
 
 class InPieces:
-    """A Dynamo graph that is cut into pieces, and compiled in one of three ways: `now`, `found` or `later`.
+    """A Dynamo graph that is cut into pieces, and compiled in one of three ways: `now`, `cached` or `later`.
 
     Raises UncuttableError: the graph stays whole.
     """
@@ -74,11 +74,11 @@ class InPieces:
 
         Raises what compiling a piece raises, as `fallback.chain.compile_with_fallback`.
         """
-        here = self._attempt.options.mode != "subprocess" or config.current().pool == "off"
         jobs = self._jobs.values()
         loading = _Loading()
         try:
-            waiting = [None if here or job.look_up() else job.start(loading) for job in jobs]
+            by_workers = self._attempt.by_workers
+            waiting = [job.start(loading) if by_workers and not job.look_up() else None for job in jobs]
             for job, wait in zip(jobs, waiting, strict=True):
                 job.finish(wait)
         except BaseException:
@@ -90,7 +90,7 @@ class InPieces:
         self._share_guards()
         return self._composed()
 
-    def found(self) -> Callable[..., Any] | None:
+    def cached(self) -> Callable[..., Any] | None:
         """Return the callable for the graph if every piece is in the cache. All are looked up."""
         there = [job.look_up() for job in self._jobs.values()]
         if not all(there):
@@ -102,7 +102,7 @@ class InPieces:
         return self._composed()
 
     def later(self, attempt: Attempt) -> tuple[Callable[..., Any], list[Any]]:
-        """Return the callable for the graph, and its guards on sizes. Call it after `found`, from any thread.
+        """Return the callable for the graph, and its guards on sizes. Call it after `cached`, from any thread.
 
         Dynamo has returned and accepts no more guards. Raises what the first piece that fails raises.
         """
@@ -149,7 +149,7 @@ class InPieces:
 
 
 def _part(attempt: Attempt, number: int) -> Attempt:
-    return dataclasses.replace(attempt, label=f"{attempt.label} piece {number}", reasons=[], seconds={}, reported=False)
+    return attempt.part(label=f"{attempt.label} piece {number}")
 
 
 def _refuse_whole() -> None:
@@ -189,7 +189,7 @@ class _Job:
         self.guards: list[Any] = []
         self._piece = piece
         self._context = context
-        self._captured: Captured | None = None
+        self._graph: GraphCompile | None = None
         self._refused: Exception | None = None
         self._submitted: list[PoolJob] = []
 
@@ -208,26 +208,22 @@ class _Job:
     def _look_up(self) -> Any:
         piece, attempt = self._piece, self.attempt
         with attempt.timed("capture"):
-            captured = capture.capture(piece.gm, piece.inputs, label=attempt.label, into=attempt.destination())
-        if captured.stays is not None:
-            raise captured.stays
-        with attempt.timed("lookup"):
-            served = chain.serve(captured, attempt, lambda parts: self._load(captured, parts))
+            captured = capture.capture(piece.gm, piece.inputs, label=attempt.label, into=attempt.destination)
+        graph = GraphCompile(captured, attempt, lambda parts: self._load(captured, parts))
+        served = graph.look_up_or_prepare()
         if served is None:
-            eager.check(attempt.store(), attempt.key, attempt.label)
-            chain.complete(captured)
-            self._captured = captured
+            self._graph = graph
         return served
 
     def _load(self, captured: Captured, parts: Parts, late: bool = False) -> _Boxed:
         with self.attempt.timed("load"):
             return _Boxed(load.load_aot(parts, captured, self._piece.gm.forward, late=late, boxed=True))
 
-    def start(self, loading: _Loading, *, late: bool = False) -> _Waiting:
-        """Start to compile the piece after a miss in `look_up`; return an object that waits for it."""
+    def start(self, loading: _Loading, *, late: bool = False) -> Pending:
+        """Start to compile the piece after a miss in `look_up`."""
         if self.attempt.submitted is None:
             self.attempt.submitted = self._submitted.append
-        return _Waiting(lambda: self._compile(loading, late), self.attempt.label)
+        return Pending(lambda: self._compile(loading, late), self.attempt.label)
 
     def cancel(self) -> None:
         """Withdraw the piece from the pool. No-op if it is compiled."""
@@ -235,33 +231,24 @@ class _Job:
             submitted.cancel()
 
     def _compile(self, loading: _Loading, late: bool) -> Any:
-        from fxpool.lowering.fallback import remote  # with the pool's client: only a miss needs it
-
-        if self._captured is None:
+        if self._graph is None:
             raise self._refused or AssertionError("it was not looked up")
-        captured, attempt = self._captured, self.attempt
+        captured = self._graph.captured
 
         def load_there(parts: Parts) -> _Boxed:
             with loading.lock, _as_in(captured):
-                made = self._load(captured, parts, late)
+                boxed = self._load(captured, parts, late)
             self.guards = list(parts.guards) if late else []
-            return made
+            return boxed
 
-        attempt.key = captured.key.digest if captured.key is not None else None
-        return remote.compile_in_worker(captured, attempt, attempt.store(), load_there)
+        return GraphCompile(captured, self.attempt, load_there).compile()
 
-    def finish(self, waiting: _Waiting | None) -> None:
+    def finish(self, waiting: Pending | None) -> None:
         """Use the compiled piece, or the next level of the fallback chain. Raises what that raises."""
         made = self.made
-
-        def begun() -> Any:
-            return waiting.result() if waiting is not None else made
-
+        begun = waiting.result if waiting is not None else (lambda: made) if made is not None else None
         with tracing.reentered(self._context), _recorded(self.attempt):
-            nothing_begun = waiting is None and made is None
-            self.made = chain.compile_with_fallback(
-                self._piece.gm, self._piece.inputs, self.attempt, None if nothing_begun else begun
-            )
+            self.made = chain.compile_with_fallback(self._piece.gm, self._piece.inputs, self.attempt, begun)
 
 
 @contextlib.contextmanager
@@ -278,26 +265,3 @@ def _as_in(captured: Captured) -> Iterator[None]:
     """Enter the state and the tracing context of a capture, in another thread."""
     with ambient.entered_by_thread(captured.request.ambient), tracing.reentered(captured.context):
         yield
-
-
-class _Waiting:
-    """A thread that waits for a worker. `result` raises the thread's error."""
-
-    def __init__(self, work: Callable[[], Any], label: str) -> None:
-        self._work = work
-        self._made: Any = None
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name=f"fxpool {label}", daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        try:
-            self._made = self._work()
-        except BaseException as error:
-            self._error = error
-
-    def result(self) -> Any:
-        interruptions.join(self._thread)
-        if self._error is not None:
-            raise self._error
-        return self._made

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from fxpool import config, notices
+from fxpool import notices
 from fxpool.codecache.key import cacheable, key
 from fxpool.codecache.key.key import GraphKey
 from fxpool.codecache.store.entry import Origin
@@ -78,11 +78,11 @@ class Captured:
     def _again(self, **changes: Any) -> None:
         self.request = dataclasses.replace(self.request, **changes)
 
-    def complete(self) -> None:
+    def complete(self, *, keep_request: bool = False) -> None:
         """Fill in the data that only a compile needs: an entry explains its key, and describes its graph."""
         self.explain_key()
         aot_id = tracing.next_aot_id() if self.request.level == AOT else 0
-        self._again(values=self.values(), aot_id=aot_id, keep_request=config.current().keep_requests)
+        self._again(values=self.values(), aot_id=aot_id, keep_request=keep_request)
 
     def explain_key(self) -> None:
         """Fill in the description of the key's components that entries store for people. Idempotent."""

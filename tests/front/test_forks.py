@@ -496,7 +496,7 @@ def _shared_level() -> None:
     from fxpool.lowering.artifact import sharing
     from fxpool.lowering.core.runtime import runtime
 
-    runtime.part(sharing._Shared).level("redis://127.0.0.1:1/0")
+    runtime.part(sharing._Shared).level("redis://127.0.0.1:1/0", config.current())
 
 
 CASES: dict[str, Callable[[Path], Case]] = {

@@ -28,7 +28,7 @@ CEILINGS = {
     "identifiers: bench": 0,
     "identifiers: pool": 34,
     "identifiers: codecache": 37,
-    "identifiers: lowering": 61,
+    "identifiers: lowering": 54,
     "identifiers: tests": 402,
 }
 _SHOWN = 30

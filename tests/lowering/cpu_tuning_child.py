@@ -42,7 +42,7 @@ def compile_watched(payload: bytes) -> bytes:
 
 @torch.no_grad()
 def main(name: str) -> None:
-    from fxpool.lowering.fallback import remote
+    from fxpool.lowering.compiling import remote
 
     vars(remote)["COMPILE_JOB"] = "cpu_tuning_child:compile_watched"
     torch._inductor.config.freezing = True  # for Dynamo, too, which keeps parameters as constants then

@@ -29,9 +29,9 @@ from fxpool.codecache.key import components, key
 from fxpool.codecache.store.store import LocalStore
 from fxpool.lowering.artifact.content import content_of
 from fxpool.lowering.artifact.entry_parts import TRITON, decode_reply, generated_code, parts_of_entry
+from fxpool.lowering.compiling.remote import spec_of
 from fxpool.lowering.core.runtime import runtime
 from fxpool.lowering.cuda import devices, triton_kernels
-from fxpool.lowering.fallback.remote import spec_of
 from fxpool.lowering.request.compile_request import COMPILE_JOB, CompileRequest
 from fxpool.lowering.request.placement import Placement
 from fxpool.torch_compat.cuda.common_devices import COMMON

@@ -17,8 +17,8 @@ from capturing import captured, complete
 import fxpool
 from fxpool.codecache.store.store import LocalStore
 from fxpool.lowering.artifact.entry_parts import decode_reply
+from fxpool.lowering.compiling.remote import spec_of
 from fxpool.lowering.core.runtime import runtime
-from fxpool.lowering.fallback.remote import spec_of
 
 
 def compiled(kind: str, cache: str, function: Any) -> dict[str, Any]:

@@ -19,12 +19,13 @@ from compiling import compiled
 from processes import OFFLINE
 
 import fxpool
+from fxpool import config
 from fxpool.codecache.bundle import captures
 from fxpool.codecache.bundle.captures import Capture
 from fxpool.errors import PoolError
 from fxpool.lowering import build_ahead
+from fxpool.lowering.compiling import recording
 from fxpool.lowering.core.runtime import runtime
-from fxpool.lowering.fallback import recording
 from fxpool.lowering.request.compile_request import CompileRequest
 
 # A whole graph with its backward, two graphs around a graph break, one with sizes, and one that can only be cached
@@ -254,4 +255,4 @@ def test_without_a_pool_nothing_is_built(
 
 
 def test_recording_is_off_unless_asked_for() -> None:
-    assert not recording.is_on()
+    assert not recording.is_on(config.current())

@@ -19,7 +19,9 @@ from torch._inductor import config as inductor_config
 from torch._inductor.utils import clear_caches, fresh_cache
 
 import fxpool
-from fxpool.lowering.fallback import remote
+from fxpool.lowering.compiling import remote
+from fxpool.lowering.core.attempt import Attempt
+from fxpool.lowering.request.captured import Captured
 
 pytestmark = pytest.mark.usefixtures("cache", "nothing_lowered_here")
 
@@ -78,13 +80,13 @@ def test_what_is_compiled_when_a_fresh_cache_is_over_leaves_nothing(tmp_path: Pa
 @pytest.mark.slow
 def test_a_fresh_cache_shares_no_compile_with_who_is_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     flights: list[str] = []
-    original = remote._one_job
+    original = remote._reply
 
-    def watched(*arguments: Any, flight: str, inline: bool) -> Any:
+    def watched(captured: Captured, attempt: Attempt, flight: str, inline: bool) -> Any:
         flights.append(flight)
-        return original(*arguments, flight=flight, inline=inline)
+        return original(captured, attempt, flight, inline)
 
-    monkeypatch.setattr(remote, "_one_job", watched)
+    monkeypatch.setattr(remote, "_reply", watched)
     compiled()
     with fresh_cache():
         compiled()

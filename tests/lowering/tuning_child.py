@@ -23,9 +23,9 @@ import fxpool
 from fxpool.codecache.store.store import LocalStore
 from fxpool.lowering.artifact.content import content_of
 from fxpool.lowering.artifact.entry_parts import TRITON, decode_reply, generated_code
+from fxpool.lowering.compiling.remote import spec_of
 from fxpool.lowering.core.runtime import runtime
 from fxpool.lowering.cuda import triton_kernels
-from fxpool.lowering.fallback.remote import spec_of
 from fxpool.lowering.request.compile_request import COMPILE_JOB, CompileRequest
 
 DEVICE = "NVIDIA H200"

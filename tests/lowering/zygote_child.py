@@ -22,10 +22,10 @@ from capturing import captured
 from gpu_child import attention, convolution, for_device
 
 import fxpool
+from fxpool.lowering.compiling.remote import spec_of
 from fxpool.lowering.core import pool_environment
 from fxpool.lowering.core import runtime as runtime_module
 from fxpool.lowering.core.runtime import runtime
-from fxpool.lowering.fallback.remote import spec_of
 from fxpool.pool import JobSpec
 
 MODELS = {"convolution": convolution, "attention": attention}

@@ -47,10 +47,9 @@ REMOVALS = (
             ["lowering/artifact/test_shapes.py::test_guards_of_a_hit_are_added_to_the_callers_shapes",
              "lowering/artifact/test_shapes.py::test_a_guard_of_lowering_makes_a_second_entry_under_one_key"]),
     # Nothing is looked up.
-    Removal(5, _LOOKUP, "    if captured.key is None or not stores:", "    if True:",
+    Removal(5, "lowering/compiling/graph_compile.py", "        if not self.attempt.stores:", "        if True:",
             ["lowering/artifact/test_cache_base.py::test_it_is_looked_into_first_and_never_written_to"]),
-    Removal(6, _LOOKUP, "    if elsewhere is not None and (found := elsewhere()) is not None:",
-            "    if False and (found := elsewhere()) is not None:",
+    Removal(6, "lowering/compiling/graph_compile.py", "self._fetched(again) if shared else ()", "()",
             ["lowering/artifact/test_remote_cache.py::test_two_machines_share_a_compile"]),
     Removal(7, "lowering/artifact/saved.py", "    recorded = _Recorded(", "    return\n    recorded = _Recorded(",
             ["lowering/artifact/test_saved_artifacts.py::test_an_unmodified_script_hits_on_another_machine"]),
@@ -79,7 +78,7 @@ REMOVALS = (
     Removal(15, "lowering/cpp/built.py", _LIBRARIES, "        with cpp_wrappers.collecting(self._take_wrapper):",
             ["lowering/cpp/test_halide.py::test_a_hit_runs_neither_halide_nor_a_compiler"]),
     # A package is built in the process that asks.
-    Removal(16, "lowering/packages.py", "            package = chain.serve(captured, attempt, _package_of)",
+    Removal(16, "lowering/packages.py", "            package = graph.look_up()",
             "            package = None",
             ["lowering/test_packages.py::test_a_package_is_built_once_and_loaded_by_torch"]),
     # The end of a job is not reported; torch keeps its own pool.
@@ -89,7 +88,9 @@ REMOVALS = (
             '    _patches.replace(AsyncCompile, "process_pool", staticmethod(process_pool))\n', "",
             ["lowering/test_install.py::test_jobs_of_async_compile_run_in_workers_as_their_asker_would"]),
     # Every mode waits.
-    Removal(18, _CHAIN, "    if here or not (attempt.options.asynchronous or attempt.options.stages):", "    if True:",
+    Removal(18, "lowering/fallback/dynamo_graph.py",
+            "    if written or not attempt.by_workers or not (attempt.options.asynchronous or attempt.options.stages):",
+            "    if True:",
             ["lowering/background/test_background.py::"
              "test_training_is_exactly_eager_before_the_swap_and_compiled_after"]),
     # Nothing is told of a compile in a worker.
@@ -97,7 +98,7 @@ REMOVALS = (
             "    yield\n    return\n    after = _counted()",
             ["lowering/test_compile_times.py::test_a_miss_and_a_hit_are_told_as_stock_inductor_tells_them"]),
     # There are no workers.
-    Removal(20, "lowering/fallback/remote.py", "    pool = runtime.pool()\n    progress = None",
+    Removal(20, "lowering/compiling/remote.py", "    pool = runtime.pool()\n    progress = None",
             '    raise PoolUnavailableError("removed")\n    progress = None',
             ["lowering/fallback/test_failures.py::test_a_killed_worker_costs_a_retry"]),
     # A worker compiles under its own switches, configuration and passes.
@@ -148,7 +149,8 @@ REMOVALS = (
             ["measurement/test_measure.py::test_one_process_after_the_other"]),
     # Every graph is compiled after AOTAutograd.
     Removal(31, _CHAIN,
-            "        return begun() if begun is not None else _as_dynamo_made_it(gm, inputs, attempt, in_pieces)",
+            "        return begun() if begun is not None "
+            "else dynamo_graph.compile_graph(gm, inputs, attempt, in_pieces)",
             '        raise CannotTravelError("removed", "removed")',
             ["lowering/test_controls.py::test_torch_s_counters_say_what_they_say_of_its_own_caches"]),
     # A backward is not linked, but compiled where it is loaded; what a compile asks of Dynamo is forgotten.

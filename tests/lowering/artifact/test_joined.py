@@ -15,8 +15,9 @@ from fxpool.codecache.store.entry import Entry
 from fxpool.codecache.store.store import LocalStore
 from fxpool.lowering.artifact import effects, lookup
 from fxpool.lowering.artifact.entry_parts import Reference
+from fxpool.lowering.compiling import remote
+from fxpool.lowering.compiling.graph_compile import GraphCompile
 from fxpool.lowering.core.runtime import runtime
-from fxpool.lowering.fallback import remote
 from fxpool.pool import Job, JobSpec
 
 
@@ -34,7 +35,7 @@ def run(size: int = 6, **more: Any) -> None:
 @pytest.fixture
 def late(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever looks into the store comes a moment too early."""
-    monkeypatch.setattr(lookup, "serve", lambda *args, **kwargs: None)
+    monkeypatch.setattr(lookup.Search, "candidates", lambda search: iter(()))
 
 
 def counts() -> tuple[int, int, int]:
@@ -64,15 +65,15 @@ def test_what_could_not_be_loaded_is_not_taken_again(
     shared_pool: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run()
-    load, refused = lookup.load_entry, list[str]()
+    load, refused = GraphCompile._load_entry, list[str]()
 
-    def once(entry: Entry, store: LocalStore, loaded: Any) -> Any:
+    def once(graph: GraphCompile, entry: Entry, store: LocalStore) -> Any:
         if not refused:
             refused.append(entry.name)
             return None
-        return load(entry, store, loaded)
+        return load(graph, entry, store)
 
-    monkeypatch.setattr(lookup, "load_entry", once)
+    monkeypatch.setattr(GraphCompile, "_load_entry", once)
     run()
     assert len(refused) == 1
     assert counts() == (2, 0, 0)

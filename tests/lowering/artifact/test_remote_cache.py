@@ -18,7 +18,7 @@ from torch._inductor import config as inductor_config
 from torch._inductor.utils import fresh_cache
 
 import fxpool
-from fxpool import notices
+from fxpool import config, notices
 from fxpool.codecache.bundle.authentication import new_key
 from fxpool.lowering.artifact import sharing
 
@@ -375,11 +375,11 @@ def test_inductor_s_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_setting_comes_before_inductor_s_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_REDIS_URL", "redis://of-inductor")
-    assert sharing.address() is None, "nobody has asked for it"
+    assert sharing.address(config.current()) is None, "nobody has asked for it"
     with inductor_config.patch(fx_graph_remote_cache=True):
-        assert sharing.address() == "redis://of-inductor"
+        assert sharing.address(config.current()) == "redis://of-inductor"
         fxpool.configure(remote_cache="redis://of-ours")
-        assert sharing.address() == "redis://of-ours"
+        assert sharing.address(config.current()) == "redis://of-ours"
 
 
 @pytest.mark.slow
@@ -394,6 +394,6 @@ def test_a_child_of_a_fork_has_a_level_of_its_own(
     assert part.present() is not None
     child = os.fork()
     if child == 0:
-        os._exit(0 if part.present() is None and part.level(redis_url) is not None else 1)
+        os._exit(0 if part.present() is None and part.level(redis_url, config.current()) is not None else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert compiled(machine("two")) == (0, 1)

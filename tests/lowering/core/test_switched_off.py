@@ -27,12 +27,12 @@ with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     import torch, fxpool
     from fxpool.lowering.core import runtime
-    from fxpool.lowering.fallback import chain
+    from fxpool.lowering.fallback import dynamo_graph
     # What is compiled in this process is not the matter here, and takes a minute where the tool chain is not known.
-    def compiled_here(gm, *rest, **more):
+    def compiled_here(graph, gm, inputs):
         fxpool.counters.count("compiles", "in_process")
         return gm.forward
-    chain._keeping = compiled_here
+    dynamo_graph._here = compiled_here
     exec(sys.argv[1] if len(sys.argv) > 1 else "")
     x = torch.ones(3)
     for function in (lambda x: x.relu() + 1, lambda x: x.relu() + 2):

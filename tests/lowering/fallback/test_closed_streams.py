@@ -76,7 +76,7 @@ def test_a_graph_in_quarantine_runs_eagerly_where_warnings_are_errors(lone_pool:
     program = """
 import warnings, torch, fxpool
 from fxpool.errors import LastAttempt, WorkerDiedError
-from fxpool.lowering.fallback import remote
+from fxpool.lowering.compiling import remote
 def dies(*_):
     raise WorkerDiedError("graph 0", LastAttempt(7, 2), signal=9)
 remote._submit_once = dies

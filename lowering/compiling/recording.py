@@ -22,14 +22,14 @@ from fxpool.lowering.request.captured import Captured
 __all__ = ["is_on", "record"]
 
 
-def is_on() -> bool:
+def is_on(settings: config.Settings) -> bool:
     """Return whether graphs are recorded instead of being compiled."""
-    return config.current().capture is not None
+    return settings.capture is not None
 
 
 def record(captured: Captured, attempt: Attempt) -> NoReturn:
     """Write a graph's request into the directory, unless it is there. Always raises RecordedError."""
-    directory = config.current().capture
+    directory = attempt.settings.capture
     assert directory is not None
     reason = _obstacle(captured)
     if reason:
@@ -37,7 +37,7 @@ def record(captured: Captured, attempt: Attempt) -> NoReturn:
         attempt.reasons.append(f"not_recorded:{reason}")
     else:
         try:
-            counters.count("captures", "recorded" if _write(captured, directory) else "present")
+            counters.count("captures", "recorded" if _write(captured, directory, attempt.settings) else "present")
         except (FxpoolError, OSError) as error:
             counters.count("captures", "not:write_failed")
             message = error.message if isinstance(error, FxpoolError) else str(error)
@@ -56,7 +56,7 @@ def _obstacle(captured: Captured) -> str:
     return "templates_timed" if captured.request.times_templates else ""
 
 
-def _write(captured: Captured, directory: Path) -> bool:
+def _write(captured: Captured, directory: Path, settings: config.Settings) -> bool:
     """Return False if another process has recorded the graph. Raises FxpoolError, OSError."""
     # Only while recording.
     from fxpool.codecache.bundle import captures
@@ -82,5 +82,5 @@ def _write(captured: Captured, directory: Path) -> bool:
         system=dict(captured.system),
         request=request.dump(),
     )
-    captures.write(str(directory), name, capture, keyring_of(config.current().remote_key_file))
+    captures.write(str(directory), name, capture, keyring_of(settings.remote_key_file))
     return True

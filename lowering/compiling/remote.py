@@ -1,6 +1,4 @@
-"""The compile of one captured graph by a worker: submit the job, answer its queries, load the result.
-
-    turn ──▶ submit ──▶ worker                          unless another machine compiles it: then wait for its entry
+"""The compile of one captured graph by a worker: submit the job, answer its queries, yield results to load.
 
     submit ──▶ worker ──▶ an entry in the store         loaded from there
                       ├─▶ the result inline             if it may not be cached, or could not be written
@@ -17,41 +15,32 @@ Only a miss imports this module, with the pool's client: 0.05 s.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import hashlib
 import os
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
-from fxpool import counters, notices
+from fxpool import config, counters, notices
 from fxpool.codecache.key import toolchain
-from fxpool.codecache.store.store import FRESH, LocalStore
+from fxpool.codecache.store.entry import Entry
+from fxpool.codecache.store.store import FRESH
 from fxpool.errors import (
     CannotReturnError,
     CannotTravelError,
     CorruptEntryError,
     NotAuthenticError,
-    PoolUnavailableError,
     ServerLostError,
 )
 from fxpool.lowering.artifact import effects, lookup, sharing
-from fxpool.lowering.artifact.entry_parts import (
-    Artifact,
-    CompileReply,
-    Load,
-    Reference,
-    decode_reply,
-    parts_of_artifact,
-    parts_of_entry,
-)
+from fxpool.lowering.artifact.entry_parts import Artifact, CompileReply, Reference, decode_reply
+from fxpool.lowering.compiling import eager, failed_levels, farm, recording, unimportable
+from fxpool.lowering.compiling.eager import DEADLY
 from fxpool.lowering.core import job_place
 from fxpool.lowering.core.attempt import Attempt, Outcome
 from fxpool.lowering.core.runtime import runtime
 from fxpool.lowering.cpp import host_facts
-from fxpool.lowering.fallback import eager, failed_levels, farm, recording, turns, unimportable
-from fxpool.lowering.fallback.eager import DEADLY
 from fxpool.lowering.request import ambient
 from fxpool.lowering.request.captured import Captured
 from fxpool.lowering.request.compile_request import (
@@ -63,7 +52,8 @@ from fxpool.lowering.request.compile_request import (
     PREPARE_JOB,
     CompileRequest,
 )
-from fxpool.torch_compat.dynamo import compile_times, log_state, torch_counters
+from fxpool.torch_compat.dynamo import log_state, torch_counters
+from fxpool.torch_compat.dynamo.compile_times import CompileTimes
 from fxpool.watch import events
 
 if TYPE_CHECKING:
@@ -71,7 +61,7 @@ if TYPE_CHECKING:
     from fxpool.pool.wire.farm import Away
     from fxpool.torch_compat.cuda.padding import PaddingQuestion
 
-__all__ = ["MEASURINGS", "compile_in_worker", "spec_of", "submit"]
+__all__ = ["MEASURINGS", "Result", "require_possible", "results", "spec_of", "submit"]
 
 log = notices.logger(__name__)
 
@@ -86,50 +76,54 @@ MEASURINGS = 4
 _OF_CPP = ("cpp", "aot")
 
 
-def compile_in_worker(captured: Captured, attempt: Attempt, store: LocalStore | None, load: Load) -> Any:
-    """Compile a complete request in a worker, or wait until another machine has; return the result of `load`.
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """A worker's result: an `entry` of the attempt's store, or an `artifact` that came inline.
 
-    Raises:
-        CannotTravelError: the worker's code is not the program's.
-        CannotReturnError: the result has no form outside the worker.
-        PoolError: the worker died, ran out of time or memory, or could not be started.
-        RecordedError: graphs are recorded, not compiled.
-        Exception: any error of the compile.
+    `for_others`: it was compiled for another process, so it may not load here. `times` is torch's record of it.
     """
-    if recording.is_on() and captured.request.level != PACKAGE:
+
+    entry: Entry | None
+    artifact: Artifact | None
+    for_others: bool
+    times: CompileTimes
+
+
+def require_possible(captured: Captured, attempt: Attempt) -> None:
+    """Raise the reason why no worker is to compile a graph: it is recorded instead, or known to fail there."""
+    if recording.is_on(attempt.settings) and captured.request.level != PACKAGE:
         recording.record(captured, attempt)
     _refuse_other_code(captured)
     unimportable.refuse(captured)
-    failed_levels.refuse(captured, store)
-    with turns.turn(captured, attempt, store, load) as served:
-        return served if served is not None else _compile(captured, attempt, store, load)
+    failed_levels.refuse(captured, attempt)
 
 
-def _compile(captured: Captured, attempt: Attempt, store: LocalStore | None, load: Load) -> Any:
+def results(captured: Captured, attempt: Attempt) -> Iterator[Result]:
+    """Compile a complete request in a worker, and yield the result; to go on means that it could not be loaded.
+
+    Another process may be compiling the same graph. If the guards of its result do not hold here, the graph is compiled
+    again, for these sizes only. If the entry is evicted, cleared or damaged before it is loaded, the last try gets the
+    result inline. Raises what `graph_compile.GraphCompile.compile` raises.
+    """
+    store = attempt.store
     if captured.key is None or store is None or captured.request.debug_files is not None:
         flights = [""]  # another process's compile would write no debug files here
     else:
-        # Another process may be compiling the same graph. If the guards of its result do not hold here, the graph is
-        # compiled again, for these sizes only.
         sizes = hashlib.sha256(repr(sorted(captured.values().items())).encode()).hexdigest()
         flight = captured.key.digest
         if os.path.basename(store.root) == FRESH:  # share no compile with processes outside `fresh_cache()`
             flight = f"{flight} {store.root}"
         flights = [flight, f"{flight} {sizes}", ""]
-    # If the entry is evicted, cleared or damaged before it is loaded, the last try gets the result inline.
     for flight, inline in zip(flights, (False, False, True), strict=False):
-        loaded = _one_job(captured, attempt, store, load, flight=flight, inline=inline)
-        if loaded is not None:
-            return loaded
-    raise PoolUnavailableError(f"the worker of {attempt.label} sent no result")
+        with attempt.timed("compile"):
+            reply, job = _reply(captured, attempt, flight, inline)
+        result = _result(reply, job, captured, attempt)
+        if result is not None:
+            yield result
 
 
-def _one_job(
-    captured: Captured, attempt: Attempt, store: LocalStore | None, load: Load, *, flight: str, inline: bool
-) -> Any | None:
-    """Run one job and load its result; None if that is gone, or was compiled for another process and does not fit."""
-    with attempt.timed("compile"):
-        reply, job = _reply(captured, attempt, store, flight, inline)
+def _result(reply: CompileReply, job: Job, captured: Captured, attempt: Attempt) -> Result | None:
+    """Count a reply, and publish it if it came inline; None if it is gone, or its guards do not hold here."""
     compiled = reply.reference or reply.artifact
     if compiled is None:
         return None
@@ -145,41 +139,24 @@ def _one_job(
         if compiled.guessed:
             counters.count("fallbacks", "templates_not_timed")
     if compiled.unprepared and not job.machine:
-        _prepare_host(captured.request)
-    with contextlib.nullcontext() if others else compile_times.told(compiled.times):
-        if reply.reference is not None:
-            loaded = _from_reference(reply.reference, captured, store, load, others)
-        else:
-            assert reply.artifact is not None
-            loaded = _from_artifact(reply.artifact, captured, attempt, store, load, others, bool(job.machine))
-    if loaded is not None and others:
-        counters.count("joined")
-    return loaded
-
-
-def _from_artifact(
-    artifact: Artifact,
-    captured: Captured,
-    attempt: Attempt,
-    store: LocalStore | None,
-    load: Load,
-    others: bool,
-    away: bool,
-) -> Any | None:
-    """Publish and load a result that came inline; `away`: a farm may have compiled it for another host's sizes."""
-    fits = not (others or away) or effects.guards_hold(artifact.guards, captured.values())
-    if not others and captured.key is not None and store is not None:
+        _prepare_host(captured.request, attempt.settings)
+    if reply.reference is not None:
+        entry = _published(reply.reference, captured, attempt, others)
+        fits = entry is not None and (not others or effects.guards_hold(entry.guards, captured.values()))
+        return Result(entry, None, others, compiled.times) if fits else None
+    assert reply.artifact is not None
+    # A farm may have compiled it for another host's sizes.
+    fits = not (others or job.machine) or effects.guards_hold(reply.artifact.guards, captured.values())
+    if not others and captured.key is not None and attempt.store is not None:
         from fxpool.lowering.artifact import publishing  # not needed for a hit
 
-        publishing.publish_if_kept(artifact, captured.request, store, attempt.bypass)
-    if not fits:
-        return None
-    return load(parts_of_artifact(artifact))
+        publishing.publish_if_kept(reply.artifact, captured.request, attempt.store, attempt)
+    return Result(None, reply.artifact, others, compiled.times) if fits else None
 
 
-def _from_reference(
-    reference: Reference, captured: Captured, store: LocalStore | None, load: Load, others: bool
-) -> Any | None:
+def _published(reference: Reference, captured: Captured, attempt: Attempt, others: bool) -> Entry | None:
+    """Return the entry that a worker has written or met; None if it is gone by now."""
+    store = attempt.store
     if store is None:
         return None
     if not others:
@@ -187,25 +164,15 @@ def _from_reference(
         if captured.request.level != PACKAGE:  # torch has no cache of packages
             torch_counters.saved(before_autograd=captured.request.level == AOT)
     entry = lookup.published(reference, store)
-    if entry is None:
-        return None
-    if not others:
-        sharing.offer(entry, store)
-        return load(parts_of_entry(entry, store))
-    if not effects.guards_hold(entry.guards, captured.values()):
-        return None
-    loaded = lookup.load_entry(entry, store, load)
-    if loaded is None:
-        captured.reject(entry.name)
-    return loaded
+    if entry is not None and not others:
+        sharing.offer(entry, store, attempt.settings)
+    return entry
 
 
 # ---------------------------------------------------------------- asking
 
 
-def _reply(
-    captured: Captured, attempt: Attempt, store: LocalStore | None, flight: str, inline: bool
-) -> tuple[CompileReply, Job]:
+def _reply(captured: Captured, attempt: Attempt, flight: str, inline: bool) -> tuple[CompileReply, Job]:
     """Return the worker's final reply, and the job that it is of.
 
     If the reply has queries, they are answered, and the job is submitted again with the answers.
@@ -219,7 +186,7 @@ def _reply(
             on_ask = functools.partial(_answer, captured, attempt) if request.devices else None
             data, job = submit(request, attempt, name, on_ask)
         except DEADLY as error:
-            eager.add(store, attempt.key, attempt.label, error, captured.request.origin)
+            eager.add(attempt, error, captured.request.origin)
             raise
         except CannotTravelError as error:
             _remember_other_code(captured, error)
@@ -235,7 +202,7 @@ def _reply(
         elif reply.unanswered:
             _retry_with_visible_devices(captured, reply.unanswered)
         else:
-            eager.passed(store, attempt.key)
+            eager.passed(attempt)
             break
     return reply, job
 
@@ -266,13 +233,14 @@ def _retry_with_visible_devices(captured: Captured, asked: str) -> None:
 def submit(request: CompileRequest, attempt: Attempt, flight: str, on_ask: Answer | None = None) -> tuple[bytes, Job]:
     """Return the worker's encoded reply, and its job; `on_ask` answers its queries for a device.
 
-    A farm may run the job instead, if others may share it (`flight`). Raises what `compile_in_worker` raises.
+    A farm may run the job instead, if others may share it (`flight`). Raises what `results` raises.
 
     Losing a server is not the graph's fault: the job is submitted to another server. If a farm's result cannot be
     trusted, the job is submitted for this host.
     """
     payload = request.dump()
-    away = farm.away(request, flight, payload) if flight and farm.may_take(request) else None
+    settings = attempt.settings
+    away = farm.away(request, flight, payload, settings) if flight and farm.may_take(request, settings) else None
     lost = 0
     while True:
         try:
@@ -284,11 +252,11 @@ def submit(request: CompileRequest, attempt: Attempt, flight: str, on_ask: Answe
             log.warning("submitting %s again: %s", attempt.label, error)
             continue
         if job.stayed and not job.joined and not job.machine:
-            farm.report_stayed(job.stayed, job.why)
+            farm.report_stayed(job.stayed, job.why, settings)
         if not job.machine or away is None:
             return data, job
         try:
-            return farm.opened(away.key, data), job
+            return farm.opened(away.key, data, settings), job
         except (NotAuthenticError, CorruptEntryError) as error:
             log.warning("compiling %s here, machine %s of the farm: %s", attempt.label, job.machine, error)
             counters.count("farm", "home:not_authentic")
@@ -310,25 +278,25 @@ def _submit_once(
 
         progress = JobProgress(attempt.label, attempt.stage, pool)
     spec = dataclasses.replace(
-        spec_of(request), label=attempt.label, flight=flight, priority=attempt.priority, away=away
+        spec_of(request, attempt.settings), label=attempt.label, flight=flight, priority=attempt.priority, away=away
     )
     job = pool.submit(COMPILE_JOB, payload, spec, on_event=progress, on_ask=on_ask, on_record=log_state.prepare)
     if attempt.submitted is not None:
         attempt.submitted(job)
     if away is None and request.toolchain_dir is not None and not host_facts.are_kept(request.toolchain_dir):
-        _prepare_host(request, payload)
+        _prepare_host(request, attempt.settings, payload)
     return job.result(), job
 
 
-def spec_of(request: CompileRequest) -> JobSpec:
+def spec_of(request: CompileRequest, settings: config.Settings | None = None) -> JobSpec:
     """Return the job specification of a request: environment, limits, and the modules that its workers import."""
     environment = (request.ambient.elsewhere() if request.devices else request.ambient).environment
     if request.visible is not None:
         environment = {**environment, "CUDA_VISIBLE_DEVICES": request.visible}
-    return job_place.spec(request.label, environment, request.modules, request.libraries)
+    return job_place.spec(request.label, environment, request.modules, request.libraries, settings=settings)
 
 
-def _prepare_host(request: CompileRequest, payload: bytes | None = None) -> None:
+def _prepare_host(request: CompileRequest, settings: config.Settings, payload: bytes | None = None) -> None:
     """Have a worker probe this host's tool chain and precompile the header. `payload` is the request if it is dumped.
 
     The job has low priority and benefits later graphs; this process does not wait for it. All processes share one job,
@@ -340,7 +308,7 @@ def _prepare_host(request: CompileRequest, payload: bytes | None = None) -> None
     flags = {name: value for name, value in request.ambient.configuration["inductor"].items() if name[:3] in _OF_CPP}
     facts = repr((toolchain_dir, sorted(toolchain.toolchain_facts(toolchain_dir).items()), sorted(flags.items())))
     spec = dataclasses.replace(
-        spec_of(request),
+        spec_of(request, settings),
         label="this host's toolchain",
         preparation=None,
         timeout=None,

@@ -38,9 +38,9 @@ class _Keys:
         self._path: str | None = None
         self._keyring: Keyring | None = None
 
-    def keyring(self) -> Keyring | None:
+    def keyring(self, settings: config.Settings) -> Keyring | None:
         """Return the keyring; None, with a warning, if a farm cannot be trusted without one."""
-        path = config.current().remote_key_file
+        path = settings.remote_key_file
         name = os.fspath(path) if path is not None else ""
         if self._path != name:
             self._path, self._keyring = name, None
@@ -69,23 +69,22 @@ def _load(path: str) -> Keyring:
     return Keyring.load(path)
 
 
-def may_take(request: CompileRequest) -> bool:
+def may_take(request: CompileRequest, settings: config.Settings) -> bool:
     """Return whether a farm may compile a request instead of this host."""
     shared = request.store is not None and os.path.basename(request.store) != FRESH
-    if config.current().farm is None or request.key is None or not shared or request.level not in (AOT, FX):
+    if settings.farm is None or request.key is None or not shared or request.level not in (AOT, FX):
         return False
     if request.debug_files is not None or request.visible is not None or request.times_templates:
         return False
-    return runtime.part(_Keys).keyring() is not None
+    return runtime.part(_Keys).keyring(settings) is not None
 
 
-def away(request: CompileRequest, flight: str, payload: bytes) -> Away:
+def away(request: CompileRequest, flight: str, payload: bytes, settings: config.Settings) -> Away:
     """Return how a farm may run the job of a request that it may take, with its dump as `payload`.
 
     Jobs with the same `flight` have the same result.
     """
-    settings = config.current()
-    keyring = runtime.part(_Keys).keyring()
+    keyring = runtime.part(_Keys).keyring(settings)
     assert settings.farm is not None and keyring is not None
     key = hashlib.sha256(flight.encode()).hexdigest()
     sealed = keyring.seal(request_name(key), payload)
@@ -100,18 +99,17 @@ def away(request: CompileRequest, flight: str, payload: bytes) -> Away:
     )
 
 
-def report_stayed(reason: str, why: str) -> None:
+def report_stayed(reason: str, why: str, settings: config.Settings) -> None:
     """Count a graph that stayed at home, and say so once for each reason."""
     counters.count("farm", f"home:{reason}")
     if reason in _WORTH_SAYING:
-        farm = config.current().farm
-        notices.once(f"farm:{reason}", f"compiling on this host instead of the farm {farm} ({reason}): {why}")
+        notices.once(f"farm:{reason}", f"compiling on this host instead of the farm {settings.farm} ({reason}): {why}")
 
 
-def opened(key: str, result: bytes) -> bytes:
+def opened(key: str, result: bytes, settings: config.Settings) -> bytes:
     """Return the encoded `CompileReply` in a farm's result. Raises NotAuthenticError, CorruptEntryError."""
     from fxpool.codecache.remote import values  # only with a farm
 
-    keyring = runtime.part(_Keys).keyring()
+    keyring = runtime.part(_Keys).keyring(settings)
     assert keyring is not None
     return values.unpack(keyring, result_name(key), result, _MOST)

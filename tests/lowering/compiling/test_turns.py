@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fxpool.lowering.fallback import turns
+from fxpool.lowering.compiling import turns
 
 
 def test_patience_is_twice_the_longest_of_the_last_compiles() -> None:

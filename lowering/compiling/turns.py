@@ -13,15 +13,11 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from fxpool import config
-from fxpool.codecache.store.entry import Entry
-from fxpool.codecache.store.store import LocalStore
-from fxpool.lowering.artifact import lookup, sharing
-from fxpool.lowering.artifact.entry_parts import Load
-from fxpool.lowering.core.attempt import Attempt, Outcome
+from fxpool.lowering.artifact import sharing
+from fxpool.lowering.core.attempt import Attempt
 from fxpool.lowering.core.runtime import runtime
 from fxpool.lowering.request.captured import Captured
 
@@ -53,13 +49,14 @@ class _Durations:
 
 
 @contextlib.contextmanager
-def turn(captured: Captured, attempt: Attempt, store: LocalStore | None, load: Load) -> Iterator[Any | None]:
+def turn(captured: Captured, attempt: Attempt, look_up: Callable[[], Any | None]) -> Iterator[Any | None]:
     """Wait for this machine's turn to compile a graph in the ``with`` block.
 
-    Yields the result of `load` instead if another machine has compiled the graph by then, else None. The turn ends when
-    the new entry is uploaded, which the caller does not wait for. Raises what `load` raises.
+    Yields the result of `look_up` instead if another machine has compiled the graph by then, else None. The turn ends
+    when the new entry is uploaded, which the caller does not wait for. Raises what `look_up` raises.
     """
-    leases = sharing.leases(store) if _has_turns(captured) and store is not None else None
+    store, settings = attempt.store, attempt.settings
+    leases = sharing.leases(store, settings) if _has_turns(captured) and store is not None else None
     if leases is None:
         yield None
         return
@@ -67,14 +64,9 @@ def turn(captured: Captured, attempt: Attempt, store: LocalStore | None, load: L
     # Other kinds of processors have another last key. Code for devices is the same for all of them.
     key = keys[0] if captured.request.devices else keys[-1]
     durations = runtime.part(_Durations)
-    patience = config.current().remote_wait
+    patience = durations.patience() if settings.remote_wait is None else settings.remote_wait
     with attempt.timed("turn"):
-        served, lease = leases.wait(
-            key,
-            lambda: _look(captured, attempt, load),
-            durations.patience() if patience is None else patience,
-            attempt.is_ending,
-        )
+        served, lease = leases.wait(key, look_up, patience, attempt.is_ending)
     start = time.monotonic()
     try:
         yield served
@@ -87,19 +79,3 @@ def turn(captured: Captured, attempt: Attempt, store: LocalStore | None, load: L
 
 def _has_turns(captured: Captured) -> bool:
     return captured.key is not None and captured.request.debug_files is None
-
-
-def _look(captured: Captured, attempt: Attempt, load: Load) -> Any | None:
-    """Return the result of `load` for an entry that has come since the lookup, here or in the remote."""
-    own, address = attempt.store(), sharing.address(say=False)
-
-    def elsewhere() -> tuple[LocalStore, Entry] | None:
-        if own is None or address is None:
-            return None
-        entry = sharing.fetch(captured, own, address, again=True)
-        return None if entry is None else (own, entry)
-
-    served = lookup.serve(captured, attempt.stores(), load, misses=False, elsewhere=elsewhere)
-    if served is not None:
-        attempt.outcome = Outcome.HIT
-    return served

@@ -14,8 +14,8 @@ import msgspec
 import pytest
 
 from fxpool.errors import CannotTravelError
+from fxpool.lowering.compiling import unimportable
 from fxpool.lowering.core.runtime import runtime
-from fxpool.lowering.fallback import unimportable
 from fxpool.lowering.worker import compiler
 
 NAME = "unimportable_in_a_worker"

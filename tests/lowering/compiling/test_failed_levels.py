@@ -18,8 +18,8 @@ from fxpool import counters
 from fxpool.codecache.store import failed
 from fxpool.codecache.store.store import LocalStore
 from fxpool.errors import CannotReturnError
+from fxpool.lowering.compiling import remote
 from fxpool.lowering.core.runtime import runtime
-from fxpool.lowering.fallback import remote
 from fxpool.pool import Job
 from fxpool.torch_compat.inductor import aot, inner
 

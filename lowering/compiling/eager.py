@@ -7,13 +7,14 @@ the host are not the graph's fault: their errors are not in `DEADLY`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from fxpool import counters, notices
+from fxpool import counters, interruptions, notices
+from fxpool.codecache.key import toolchain
 from fxpool.codecache.store import quarantine
 from fxpool.codecache.store.entry import Origin
-from fxpool.codecache.store.store import LocalStore
 from fxpool.errors import (
     JobMemoryError,
     JobTimeoutError,
@@ -26,6 +27,7 @@ from fxpool.errors import (
 from fxpool.lowering.core.attempt import Attempt, Outcome
 from fxpool.lowering.core.runtime import runtime
 from fxpool.torch_compat.dynamo import frames
+from fxpool.torch_compat.state import configs
 
 log = notices.logger(__name__)
 
@@ -51,14 +53,15 @@ class _Quarantined:
         self.on_trial.clear()
 
 
-def check(store: LocalStore | None, key: str | None, label: str) -> None:
-    """Raise QuarantinedError if the graph of a key may not be compiled under the current limits."""
+def check(attempt: Attempt) -> None:
+    """Raise QuarantinedError if the graph of an attempt may not be compiled under its limits."""
+    store, key, label = attempt.store, attempt.key, attempt.label
     if store is None or key is None:
         return
     record = quarantine.find(store.root, key)
     if record is None:
         return
-    if record.holds_under(runtime.limits() if record.limit else {}):
+    if record.holds_under(runtime.limits(attempt.settings) if record.limit else {}):
         raise QuarantinedError(
             label, key=key, error=record.error, log_path=record.log, limit=record.limit, value=record.value
         )
@@ -67,8 +70,9 @@ def check(store: LocalStore | None, key: str | None, label: str) -> None:
     runtime.part(_Quarantined).on_trial.add(key)
 
 
-def passed(store: LocalStore | None, key: str | None) -> None:
-    """Release the graph of a key from quarantine: a worker has compiled it under a larger limit."""
+def passed(attempt: Attempt) -> None:
+    """Release the graph of an attempt from quarantine: a worker has compiled it under a larger limit."""
+    store, key = attempt.store, attempt.key
     if store is None or key is None or key not in runtime.part(_Quarantined).on_trial:
         return
     runtime.part(_Quarantined).on_trial.discard(key)
@@ -78,8 +82,9 @@ def passed(store: LocalStore | None, key: str | None) -> None:
         log.warning("could not release a graph that compiles from quarantine: %s", error)
 
 
-def add(store: LocalStore | None, key: str | None, label: str, error: PoolError, origin: Origin | None = None) -> None:
+def add(attempt: Attempt, error: PoolError, origin: Origin | None = None) -> None:
     """Quarantine the graph of a job that has used all its attempts, if the record can be written."""
+    store, key, label = attempt.store, attempt.key, attempt.label
     if store is None or key is None or not isinstance(error, (WorkerDiedError, JobTimeoutError, JobMemoryError)):
         return
     if error.attempts < 2:
@@ -91,7 +96,7 @@ def add(store: LocalStore | None, key: str | None, label: str, error: PoolError,
         limit, value = "memory", float(error.limit)
     if limit:
         # The server's limit may be lower than this process's: the graph counts as tried under the higher one.
-        value = max(value, runtime.limits()[limit])
+        value = max(value, runtime.limits(attempt.settings)[limit])
     function = ", ".join(filter(None, (origin.name, origin.place))) if origin is not None else ""
     try:
         record = quarantine.add(
@@ -119,6 +124,16 @@ def add(store: LocalStore | None, key: str | None, label: str, error: PoolError,
         + f"run `fxpool cache quarantine --release {key[:12]}`"
     )
     error.args = (f"{error.message}\n  {error.remedy}",)
+
+
+@contextlib.contextmanager
+def compiling_as_stock(attempt: Attempt) -> Iterator[None]:
+    """Have torch compile in this process inside the ``with`` block, as if fxpool were not used."""
+    attempt.outcome = Outcome.IN_PROCESS
+    counters.count("compiles", "in_process")
+    with attempt.timed("compile"), toolchain.of_stock(attempt.toolchain_dir), interruptions.let_through():
+        with configs.without_torchs_caches() if attempt.has_own_code else contextlib.nullcontext():
+            yield
 
 
 def run_eagerly(as_it_is: Callable[..., Any], attempt: Attempt, error: PoolError) -> Callable[..., Any]:

@@ -16,7 +16,7 @@ import torch
 from capturing import captured, complete
 
 import fxpool
-from fxpool import notices
+from fxpool import config, notices
 from fxpool.codecache.bundle.authentication import Keyring, new_key
 from fxpool.codecache.key import builds
 from fxpool.codecache.remote import values
@@ -33,9 +33,9 @@ from fxpool.farm import machine
 from fxpool.farm.engine import Answer
 from fxpool.farm.machine import LocalMachine
 from fxpool.lowering.artifact.entry_parts import decode_reply
+from fxpool.lowering.compiling import farm, remote
 from fxpool.lowering.core.farm_orders import AWAY_JOB, FarmOrder, request_name, result_name
 from fxpool.lowering.core.runtime import runtime
-from fxpool.lowering.fallback import farm, remote
 from fxpool.lowering.request.compile_request import FX, PACKAGE, CompileRequest
 from fxpool.pool import JobSpec
 from fxpool.pool.wire.farm import Away, Order
@@ -101,7 +101,7 @@ def reasons() -> dict[str, int]:
 def test_a_farm_may_take_a_request(
     changes: Callable[[CompileRequest], dict[str, Any]], key: Path, request_of_sines: CompileRequest
 ) -> None:
-    assert farm.may_take(dataclasses.replace(request_of_sines, **changes(request_of_sines)))
+    assert farm.may_take(dataclasses.replace(request_of_sines, **changes(request_of_sines)), config.current())
 
 
 @pytest.mark.parametrize(
@@ -130,15 +130,15 @@ def test_a_farm_may_take_a_request(
 def test_a_request_stays_at_home(
     changes: Callable[[CompileRequest], dict[str, Any]], key: Path, request_of_sines: CompileRequest
 ) -> None:
-    assert not farm.may_take(dataclasses.replace(request_of_sines, **changes(request_of_sines)))
+    assert not farm.may_take(dataclasses.replace(request_of_sines, **changes(request_of_sines)), config.current())
 
 
 def test_without_the_setting_no_request_leaves(
     key: Path, request_of_sines: CompileRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert farm.may_take(request_of_sines)
+    assert farm.may_take(request_of_sines, config.current())
     monkeypatch.delenv("FXPOOL_FARM")
-    assert not farm.may_take(request_of_sines)
+    assert not farm.may_take(request_of_sines, config.current())
 
 
 @pytest.mark.parametrize(
@@ -165,12 +165,12 @@ def test_a_farm_without_a_key_is_switched_off_once(
         key.chmod(mode)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        assert [farm.may_take(request_of_sines) for _ in range(3)] == [False] * 3
+        assert [farm.may_take(request_of_sines, config.current()) for _ in range(3)] == [False] * 3
     assert fxpool.stats()["switched_off"]["farm_refused"] == 1
     assert any(words in said for said in notices.texts("farm_refused"))
     assert all(text not in said for said in notices.texts("farm_refused") if text), "a secret"
     monkeypatch.setenv("FXPOOL_REMOTE_KEY_FILE", str(key_file(key.parent, "other")))
-    assert farm.may_take(request_of_sines), "another key file is read"
+    assert farm.may_take(request_of_sines, config.current()), "another key file is read"
 
 
 # ---------------------------------------------------------------- seals
@@ -182,7 +182,7 @@ def test_a_sealed_request(key: Path, request_of_sines: CompileRequest, monkeypat
     ambient = dataclasses.replace(request_of_sines.ambient, environment=environment)
     request = dataclasses.replace(request_of_sines, ambient=ambient)
     payload = request.dump()
-    part = farm.away(request, "flight", payload)
+    part = farm.away(request, "flight", payload, config.current())
     assert (part.farm, part.function, part.wait) == (FARM, AWAY_JOB, 7.0)
     assert part.environment == {"TORCHINDUCTOR_X": "1", "TRITON_DEBUG": "1"}, "paths and passwords stay here"
     assert part.builds == builds.digests(request.toolchain_dir)
@@ -195,14 +195,16 @@ def test_a_sealed_request(key: Path, request_of_sines: CompileRequest, monkeypat
 
 def test_equal_flights_have_equal_keys(key: Path, request_of_sines: CompileRequest) -> None:
     asks = (("a/b", b"1"), ("a/b", b"2"), ("b", b"1"))
-    first, second, third = (farm.away(request_of_sines, flight, payload).key for flight, payload in asks)
+    first, second, third = (
+        farm.away(request_of_sines, flight, payload, config.current()).key for flight, payload in asks
+    )
     assert first == second != third
     assert first.isalnum(), "it is a part of names"
 
 
 def test_code_for_devices_needs_no_builds_of_the_processor(key: Path, request_of_sines: CompileRequest) -> None:
     device: Any = object()
-    part = farm.away(dataclasses.replace(request_of_sines, devices=(device,)), "flight", b"")
+    part = farm.away(dataclasses.replace(request_of_sines, devices=(device,)), "flight", b"", config.current())
     everything = builds.digests(request_of_sines.toolchain_dir)
     assert part.builds == builds.digests(request_of_sines.toolchain_dir, cpp=False)
     assert part.builds.items() < everything.items()
@@ -214,7 +216,7 @@ def sealed(path: Path, name: str, content: bytes) -> bytes:
 
 @pytest.mark.parametrize("content", [b"", b"short", b"long " * 10_000])
 def test_a_result_is_opened(content: bytes, key: Path) -> None:
-    assert farm.opened("k", sealed(key, result_name("k"), content)) == content
+    assert farm.opened("k", sealed(key, result_name("k"), content), config.current()) == content
 
 
 def test_a_result_that_is_not_authentic_is_refused(key: Path, tmp_path: Path) -> None:
@@ -229,14 +231,14 @@ def test_a_result_that_is_not_authentic_is_refused(key: Path, tmp_path: Path) ->
     ]
     for data in forged:
         with pytest.raises(NotAuthenticError):
-            farm.opened("k", data)
+            farm.opened("k", data, config.current())
 
 
 def test_a_result_that_is_too_large_is_refused(key: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(farm, "_MOST", 1000)
     for content in (b"x" * 1001, bytes(range(256)) * 4):
         with pytest.raises(CorruptEntryError, match="maximum"):
-            farm.opened("k", sealed(key, result_name("k"), content))
+            farm.opened("k", sealed(key, result_name("k"), content), config.current())
 
 
 # ---------------------------------------------------------------- submitting
@@ -266,7 +268,7 @@ def submit(request: CompileRequest, flight: str = "f") -> tuple[bytes, Any]:
 
 
 def farm_key(request: CompileRequest) -> str:
-    return farm.away(request, "f", b"").key
+    return farm.away(request, "f", b"", config.current()).key
 
 
 def test_a_farm_s_result_is_authenticated(
@@ -472,7 +474,7 @@ def test_a_machine_compiles_for_its_own_key_and_builds_only(
     """With real workers: the host's part, the machine's, and back."""
     request = dataclasses.replace(request_of_sines, toolchain_dir=str(cache / "toolchain"))
     payload = request.dump()
-    part = farm.away(request, "flight", payload)
+    part = farm.away(request, "flight", payload, config.current())
     fields = {"key": part.key, "seal": part.seal, "builds": part.builds, "environment": {}, "payload": payload}
     with machine.of_this_process(LocalMachine(1)) as this:
 
@@ -485,10 +487,10 @@ def test_a_machine_compiles_for_its_own_key_and_builds_only(
         assert "other builds" in other and other.endswith(": torch")
         answer = run()
         assert answer.error == ""
-    reply = decode_reply(farm.opened(part.key, answer.payload))
+    reply = decode_reply(farm.opened(part.key, answer.payload, config.current()))
     assert reply.artifact is not None and reply.reference is None
     store = runtime.store()
     assert store is not None and sum(1 for _ in store.scan()) == 1, "the machine has it for the next host"
     monkeypatch.setenv("FXPOOL_REMOTE_KEY_FILE", str(key_file(cache, "other")))
     with pytest.raises(NotAuthenticError):
-        farm.opened(part.key, answer.payload)
+        farm.opened(part.key, answer.payload, config.current())

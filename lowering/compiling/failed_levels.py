@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from fxpool import failures, notices
 from fxpool.codecache.store import failed
-from fxpool.codecache.store.store import LocalStore
 from fxpool.errors import CannotReturnError, StoreError
 from fxpool.lowering.core.attempt import Attempt
 from fxpool.lowering.request.captured import Captured
@@ -19,11 +18,11 @@ __all__ = ["compiles_nowhere", "refuse", "remember"]
 log = notices.logger(__name__)
 
 
-def refuse(captured: Captured, store: LocalStore | None) -> None:
+def refuse(captured: Captured, attempt: Attempt) -> None:
     """Raise CannotReturnError if an earlier compile of this graph at this level failed."""
-    if store is None or captured.key is None:
+    if attempt.store is None or captured.key is None:
         return
-    if reason := failed.find(store.root, captured.key.digest):
+    if reason := failed.find(attempt.store.root, captured.key.digest):
         raise CannotReturnError(reason, "it failed in an earlier process")
 
 
@@ -37,7 +36,7 @@ def remember(attempt: Attempt, error: BaseException, *, nowhere: bool = False) -
 
     `nowhere`: the graph did not compile in this process either, so the next one tries no worker.
     """
-    store = attempt.store()
+    store = attempt.store
     if store is None or attempt.key is None or not failures.FOLLOWS[failures.of(error)].remembered:
         return
     known = isinstance(error, CannotReturnError)
