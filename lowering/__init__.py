@@ -15,7 +15,6 @@
                the Dynamo graph ▷ the graphs after AOTAutograd ▷ in this process
 
     entry_point      the object that torch looks up for the backend name "fxpool"
-    autoload         registers fxpool's type of cache artifact when torch is imported
     backend          the function that Dynamo calls for each graph
     compile_graph    compiles one Dynamo graph with the options of its call
     standalone       graphs without Dynamo, for back ends that split graphs themselves

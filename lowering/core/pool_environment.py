@@ -16,9 +16,10 @@ import sys
 from collections.abc import Mapping
 
 from fxpool import config
+from fxpool.torch_import import PROGRAM_RUN
 
 __all__ = [
-    "DEVICES", "PROGRAM_RUN", "import_path", "is_text", "job_environment", "working_directory", "zygote_environment",
+    "DEVICES", "import_path", "is_text", "job_environment", "working_directory", "zygote_environment",
 ]  # fmt: skip
 
 _ENVIRONMENT = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "LC_CTYPE", "TMPDIR", "LD_LIBRARY_PATH",
@@ -31,9 +32,6 @@ _OF_ENGINES = ("DASK_", "RAY_")
 
 #: Variables that list visible devices. They are emptied while the zygote imports, and for jobs that need no device.
 DEVICES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
-#: The variable with which ``fxpool run`` starts a program; workers do not get it. Without the underscore, it would be
-#: a setting.
-PROGRAM_RUN = "_FXPOOL_RUN"
 # Variables that a server inherits from the process that started it, although another program may lack them. Compilers
 # are found by them.
 _OF_THE_STARTER = ("PATH", "HOME")

@@ -165,6 +165,21 @@ def test_a_controller_that_is_killed_leaves_nothing_stopped(place: Path) -> None
     assert not _left(place)
 
 
+def test_it_imports_nothing_before_it_is_needed(place: Path) -> None:
+    output = run(
+        place,
+        """
+import sys
+
+def test_modules():
+    packages = ("fxpool", "torch", "click", "msgspec", "psutil", "rich")
+    names = sorted(name for name in sys.modules if name.partition(".")[0] in packages)
+    assert names == ["fxpool", "fxpool.bench", "fxpool.bench.pytest_plugin"]
+""",
+    )
+    assert "1 passed" in output
+
+
 def test_the_marker_is_known(place: Path) -> None:
     process = begin(place, "", "--markers")
     output, _ = process.communicate(timeout=60)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import logging
+import os
 import shutil
 import subprocess
 import sys
@@ -23,6 +24,30 @@ import torch
 assert "fxpool.torch_import" in sys.modules, "torch has not called it"
 print(torch.ones(2).sum().item())
 """
+# Modules of fxpool that a program has which only imports torch.
+IMPORTED = """
+import os, sys, torch
+print(sorted(name for name in sys.modules if name.partition(".")[0] == "fxpool"))
+"""
+
+
+def _imported(**variables: str) -> str:
+    command = [sys.executable, "-c", IMPORTED]
+    done = subprocess.run(
+        command, env={**os.environ, **variables}, capture_output=True, text=True, timeout=120, check=True
+    )
+    return done.stdout.strip()
+
+
+def test_it_imports_four_small_modules() -> None:
+    registration = "fxpool.torch_compat.inductor.cache_artifacts"
+    assert _imported(TORCH_DEVICE_BACKEND_AUTOLOAD="1") == repr(
+        ["fxpool", "fxpool.torch_compat", "fxpool.torch_compat.inductor", registration, "fxpool.torch_import"]
+    )
+
+
+def test_a_variable_of_torch_switches_it_off() -> None:
+    assert _imported(TORCH_DEVICE_BACKEND_AUTOLOAD="0") == "[]"
 
 
 def test_torch_calls_it() -> None:

@@ -22,12 +22,7 @@ import types
 from collections.abc import Callable, Hashable
 from typing import Any
 
-from fxpool import forks, notices
-from fxpool.torch_compat.patching import when_imported
-
 __all__ = ["TYPE", "record", "register", "watch_clearing"]
-
-log = notices.logger(__name__)
 
 #: The name of the type: ``CacheInfo.fxpool_artifacts`` lists the keys.
 TYPE = "fxpool"
@@ -47,7 +42,7 @@ def register(read: Callable[[Any], bytes], restore: Callable[[str, bytes], None]
             module.CacheArtifactFactory.register(_made(module.CacheArtifact, read, restore))
         return TYPE in known
     except Exception as error:  # another thread did it, or an untested torch is built otherwise
-        log.debug("could not add fxpool's entries to torch's cache artifacts: %s: %s", type(error).__name__, error)
+        _log_failure("fxpool's entries", error)
         return False
 
 
@@ -104,7 +99,7 @@ def record(key: str, reference: Hashable) -> bool:
             manager._new_cache_artifacts = table
         manager._seen_artifacts.add(artifact)
     except Exception as error:  # an untested torch is built otherwise
-        log.debug("could not add an entry to torch's cache artifacts: %s: %s", type(error).__name__, error)
+        _log_failure("an entry", error)
         return False
     return True
 
@@ -124,21 +119,18 @@ _CACHES = (
     ("torch._inductor.codecache", "FxGraphCache"),
     ("torch._functorch._aot_autograd.autograd_cache", "AOTAutogradCache"),
 )
-_lock = forks.lock(__name__, "_lock")
-_watching = False
+_watching: dict[str, object] = {}
 
 
 def watch_clearing(cleared: Callable[[str], None]) -> None:
     """From now on, call `cleared` with the name of the class whose cache was cleared. Idempotent."""
-    global _watching
-    if _watching:
+    first = object()
+    if _watching.setdefault("first", first) is not first:  # atomic: of several threads, one goes on
         return
-    with _lock:
-        if _watching:
-            return
-        _watching = True
-        for module, name in _CACHES:
-            when_imported(module, functools.partial(_replace, name, cleared))
+    from fxpool.torch_compat.patching import when_imported  # every program that imports torch imports this module
+
+    for module, name in _CACHES:
+        when_imported(module, functools.partial(_replace, name, cleared))
 
 
 def _replace(name: str, cleared: Callable[[str], None], module: types.ModuleType) -> None:
@@ -151,3 +143,9 @@ def _replace(name: str, cleared: Callable[[str], None], module: types.ModuleType
         cleared(name)
 
     owner.clear = staticmethod(clear)
+
+
+def _log_failure(entries: str, error: Exception) -> None:
+    from fxpool import notices  # late, as above
+
+    notices.logger(__name__).debug("could not add %s to torch's cache artifacts: %r", entries, error)
