@@ -31,11 +31,11 @@ def table() -> str:
     with mock.patch.dict(os.environ, {"HOME": "/~"}):
         os.environ.pop("XDG_CACHE_HOME", None)
         defaults = {name: row.default() for name, row in config._TABLE.items()}
-    sizes = (setting_values.as_bytes, setting_values.as_limit, setting_values.as_job_memory)
     lines = ["| setting | environment variable | default | |", "|---|---|---|---|"]
     for name, description in config.descriptions().items():
         value = defaults[name]
-        default = _size(value) if value is not None and config._TABLE[name].parse in sizes else value
+        is_size = value is not None and config.parser(name) in setting_values.SIZES
+        default = setting_values.size_text(value) if is_size else value
         lines.append(f"| `{name}` | `{config.variable(name)}` | {_shown(default)} | {_for_users(description)} |")
     return "\n".join(lines) + "\n"
 
@@ -48,14 +48,6 @@ def _for_users(text: str) -> str:
         .replace(" None: ", " If not set: ")
         .replace("one of `WORKING_MODES`", "one of the [modes](modes.md)")
     )
-
-
-def _size(value: int) -> str:
-    """Bytes in the largest unit of which they are a multiple, as a setting is written: ``10G``."""
-    for unit, size in (("T", 1 << 40), ("G", 1 << 30), ("M", 1 << 20), ("K", 1 << 10)):
-        if value % size == 0:
-            return f"{value // size}{unit}"
-    return str(value)
 
 
 def _shown(value: Any) -> str:

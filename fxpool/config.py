@@ -6,12 +6,14 @@
                                         or ~/.config/fxpool/config.toml
       > the default
 
-A new setting is one field of `Settings`, one row of `_TABLE` and one parameter of `configure`. An unknown name raises
-`UnknownNameError`; a value that does not parse raises `ConfigurationError`, which names its source. A typing error in a
-setting must not look like a setting without effect.
+A new setting is one field of `Settings` and one parameter of `configure`. An unknown name raises `UnknownNameError`; a
+value that does not parse raises `ConfigurationError`, which names its source. A typing error in a setting must not look
+like a setting without effect.
 
 The TOML parser is imported inside functions: most processes have no settings file.
 """
+
+# ruff: noqa: RUF009  (`_setting` returns the field of a dataclass)
 
 from __future__ import annotations
 
@@ -30,8 +32,8 @@ from fxpool.errors import ConfigurationError, FxpoolError, UnknownNameError
 from fxpool.setting_values import WORKING_MODES, WORKING_POOLS
 
 __all__ = [
-    "WORKING_MODES", "WORKING_POOLS", "Settings", "configure", "current", "descriptions", "override", "reset",
-    "sources", "trusted_owners", "variable", "why_temporary",
+    "WORKING_MODES", "WORKING_POOLS", "Settings", "configure", "current", "descriptions", "override", "parser",
+    "reset", "sources", "trusted_owners", "variable", "why_temporary",
 ]  # fmt: skip
 
 _PREFIX = "FXPOOL_"
@@ -40,96 +42,6 @@ _CONFIG_VARIABLE = "FXPOOL_CONFIG"
 # Kubernetes gives every container FXPOOL_SERVICE_HOST, FXPOOL_PORT_80_TCP, ... once a service is named fxpool, and
 # FXPOOL_X_SERVICE_HOST, ... for fxpool-x.
 _KUBERNETES_LINK = re.compile(r"FXPOOL_(\w+_)?(SERVICE_HOST|SERVICE_PORT\w*|PORT|PORT_\d\w*)")
-
-
-@dataclass(frozen=True)
-class Settings:
-    """A consistent snapshot of every setting. Paths are absolute, sizes are bytes, times are seconds (`2m` is 120)."""
-
-    cache_dir: Path
-    """Directory of entries, blobs and toolchain facts. If none can be used in the home, the default is a private
-    directory under the temporary directory, with one warning."""
-    cache_base: Path | None
-    """Read-only cache that this user or root has filled, for example in an image. Lookups try it first."""
-    trusted_owners: tuple[int, ...]
-    """Users, by name or number, with commas between them, who may own the cache base and directories above others, as
-    root and this user may. Set it in the environment or the file, because workers check directories as well."""
-    cache_max_bytes: int | None
-    """Bytes that the cache directory may take on disk. The least recently used entries are evicted first. `none`: no
-    limit."""
-    cache_max_files: int | None
-    """Number of files that the cache directory may hold; `none`: no limit."""
-    cache_min_seconds: float
-    """Graphs compiled in less time are not stored. 0: all graphs are stored."""
-    keep_requests: bool
-    """Store with each entry the request it was compiled from, for ``fxpool cache verify --recompute``: the graph, its
-    constants, and names of the program's code."""
-    remote_cache: str | None
-    """Address of a cache that machines share, behind the directory, such as ``redis://host:6379/0`` or
-    ``s3://bucket/prefix``."""
-    remote_key_file: Path | None
-    """File with the keys that authenticate remote values and bundles (mode 0600, a key per line)."""
-    remote_use: str
-    """`read-write`, or `read-only`: nothing is uploaded."""
-    remote_timeout: float
-    """Seconds that one lookup in the remote cache may take. A remote that fails is left alone for a while."""
-    remote_wait: float | None
-    """Seconds to wait for a graph that another machine is compiling for the remote cache, before it is compiled on this
-    machine as well. None (`auto`): twice as long as the longest of this process's last compiles, at least 30 s. 0: no
-    machine waits."""
-    farm: str | None
-    """Address of machines that compile for this host: ``dask://scheduler:8786``, ``dask+tls://`` or
-    ``ray://head:10001``. Only machines with the same builds get a graph; `remote_key_file` authenticates both ways."""
-    farm_wait: float
-    """Seconds to wait for a farm's result, before the graph is compiled on this host as well; twice the time of the
-    farm's last jobs, if that is more."""
-    pool: str
-    """`host`: one server and its workers for all processes of this user and environment. `embedded`: a server that
-    lives and dies with this process. `off`: everything compiles in this process."""
-    workers: int | None
-    """Number of jobs that may run at once; None: as many as CPU affinity, the CPU quota and memory allow."""
-    strict: bool
-    """Raise an error instead of falling back to an ordinary compile."""
-    job_timeout: float
-    """Seconds that one attempt to compile a graph may take."""
-    job_memory: int | None
-    """Bytes that the processes of one compile may take together; None: half of the host's or the cgroup's memory, and
-    more on small hosts (`fxpool.pool.host.memory`)."""
-    memory_high_watermark: float
-    """Part of the host's or the cgroup's memory. While more is in use, no compile starts beside a running one."""
-    idle_timeout: float
-    """Seconds without a client after which the host's server exits."""
-    runtime_dir: Path | None
-    """Directory of sockets and logs. A socket's path is limited to about 100 bytes: for a longer directory name, they
-    are under ``/tmp``. None: a directory that `fxpool.pool.host.runtime_dir` chooses, after checking who owns it."""
-    mode: str
-    """Where a graph is compiled, and whether the program waits: one of `WORKING_MODES`."""
-    stages: tuple[str | Mapping[str, Any], ...]
-    """Stages that progressive modes compile one after another, each as Inductor options or the name of a torch.compile
-    mode."""
-    stage_calls: int
-    """Number of calls that time a new stage against the current one; 0: a later stage always replaces it."""
-    regions: str
-    """Whether to cut graphs into pieces, so that equal blocks of a model are compiled once and pieces side by side:
-    `on`, `off`, or `auto`: for the first stage of ``async+`` and ``progressive+`` modes, if clearly faster."""
-    capture: Path | None
-    """Directory to record graphs in for ``fxpool build``, instead of compiling them: they run eagerly."""
-    frames: str
-    """Whether to keep what Dynamo makes of a function, and to serve it in other processes without tracing, if nothing
-    that tracing depended on has changed: `on`, `off`, or `verify`: trace anyway, and warn if the result differs."""
-    progress: str
-    """`on`: show the progress of each graph on standard error; a path: write it to that file, line by line."""
-    trace: Path | None
-    """File for a trace of the run, for Perfetto or chrome://tracing."""
-    freeze_objects: bool
-    """Keep the program's objects out of full garbage collections while Dynamo traces. Torch 2.15 defers those."""
-    untested_torch: bool
-    """Try a torch newer than any that fxpool was tested with. Where it does not fit, Inductor compiles the graph."""
-
-    @property
-    def keeps_frames(self) -> bool:
-        """Whether frames are kept and served: not while graphs are recorded, which needs their tracing."""
-        return self.frames != "off" and self.capture is None
 
 
 def _in_home(variable: str, name: str, file: str) -> Path | None:
@@ -144,48 +56,113 @@ def _in_home(variable: str, name: str, file: str) -> Path | None:
 
 @dataclass(frozen=True)
 class _Row:
-    """The parser of a setting, its default, and its environment variable if that is not the usual one."""
+    """The parser of a setting, its default or a function that returns it, and its variable if that is not the usual."""
 
     parse: Callable[[object], Any]
-    default: Callable[[], Any]
-    variable: str = ""
+    initial: Any
+    variable: str
+
+    def default(self) -> Any:
+        return self.initial() if callable(self.initial) else self.initial
 
 
-_TABLE: dict[str, _Row] = {
+def _setting(parse: Callable[[object], Any], default: Any, *, variable: str = "") -> Any:
+    """Return the field of a setting."""
+    return dataclasses.field(metadata={"row": _Row(parse, default, variable)})
+
+
+@dataclass(frozen=True)
+class Settings:
+    """A consistent snapshot of every setting. Paths are absolute, sizes are bytes, times are seconds (`2m` is 120)."""
+
     # Not /tmp, if possible: files that a reboot or a cleaner removes would have to be compiled again.
-    "cache_dir": _Row(setting_values.as_path, lambda: _in_home("XDG_CACHE_HOME", ".cache", "fxpool")),
-    "cache_base": _Row(setting_values.as_path, lambda: None),
-    "trusted_owners": _Row(setting_values.as_users, lambda: ()),
-    "cache_max_bytes": _Row(setting_values.as_limit, lambda: 10 << 30),
-    "cache_max_files": _Row(setting_values.as_count, lambda: 100_000),
-    "cache_min_seconds": _Row(setting_values.as_seconds_or_none, lambda: 0.0),
-    "keep_requests": _Row(setting_values.as_bool, lambda: False),
-    "remote_cache": _Row(setting_values.as_address, lambda: None),
-    "remote_key_file": _Row(setting_values.as_path, lambda: None),
-    "remote_use": _Row(setting_values.as_remote_use, lambda: "read-write"),
-    "remote_timeout": _Row(setting_values.as_seconds, lambda: 1.0),
-    "remote_wait": _Row(setting_values.as_wait, lambda: None),
-    "farm": _Row(setting_values.as_farm, lambda: None),
-    "farm_wait": _Row(setting_values.as_seconds, lambda: 30.0),
-    "pool": _Row(setting_values.as_pool, lambda: "host"),
-    "workers": _Row(setting_values.as_workers, lambda: None),
-    "strict": _Row(setting_values.as_bool, lambda: False),
-    "job_timeout": _Row(setting_values.as_seconds, lambda: 3600.0),
-    "job_memory": _Row(setting_values.as_job_memory, lambda: None),
-    "memory_high_watermark": _Row(setting_values.as_part, lambda: 0.9),
-    "idle_timeout": _Row(setting_values.as_seconds, lambda: 120.0),
-    "runtime_dir": _Row(setting_values.as_path, lambda: None),
-    "mode": _Row(setting_values.as_mode, lambda: "subprocess", variable=_MODE_VARIABLE),
-    "stages": _Row(setting_values.as_stages, lambda: ({}, {"max_autotune": True})),
-    "stage_calls": _Row(setting_values.as_calls, lambda: 0),
-    "regions": _Row(setting_values.as_regions, lambda: "auto"),
-    "capture": _Row(setting_values.as_path, lambda: None),
-    "frames": _Row(setting_values.as_frames, lambda: "off"),
-    "progress": _Row(setting_values.as_progress, lambda: ""),
-    "trace": _Row(setting_values.as_path, lambda: None),
-    "freeze_objects": _Row(setting_values.as_bool, lambda: True),
-    "untested_torch": _Row(setting_values.as_bool, lambda: False),
-}
+    cache_dir: Path = _setting(setting_values.as_path, lambda: _in_home("XDG_CACHE_HOME", ".cache", "fxpool"))
+    """Directory of entries, blobs and toolchain facts. If none can be used in the home, the default is a private
+    directory under the temporary directory, with one warning."""
+    cache_base: Path | None = _setting(setting_values.as_path, None)
+    """Read-only cache that this user or root has filled, for example in an image. Lookups try it first."""
+    trusted_owners: tuple[int, ...] = _setting(setting_values.as_users, ())
+    """Users, by name or number, with commas between them, who may own the cache base and directories above others, as
+    root and this user may. Set it in the environment or the file, because workers check directories as well."""
+    cache_max_bytes: int | None = _setting(setting_values.as_limit, 10 << 30)
+    """Bytes that the cache directory may take on disk. The least recently used entries are evicted first. `none`: no
+    limit."""
+    cache_max_files: int | None = _setting(setting_values.as_count, 100_000)
+    """Number of files that the cache directory may hold; `none`: no limit."""
+    cache_min_seconds: float = _setting(setting_values.as_seconds_or_none, 0.0)
+    """Graphs compiled in less time are not stored. 0: all graphs are stored."""
+    keep_requests: bool = _setting(setting_values.as_bool, False)
+    """Store with each entry the request it was compiled from, for ``fxpool cache verify --recompute``: the graph, its
+    constants, and names of the program's code."""
+    remote_cache: str | None = _setting(setting_values.as_address, None)
+    """Address of a cache that machines share, behind the directory, such as ``redis://host:6379/0`` or
+    ``s3://bucket/prefix``."""
+    remote_key_file: Path | None = _setting(setting_values.as_path, None)
+    """File with the keys that authenticate remote values and bundles (mode 0600, a key per line)."""
+    remote_use: str = _setting(setting_values.as_remote_use, "read-write")
+    """`read-write`, or `read-only`: nothing is uploaded."""
+    remote_timeout: float = _setting(setting_values.as_seconds, 1.0)
+    """Seconds that one lookup in the remote cache may take. A remote that fails is left alone for a while."""
+    remote_wait: float | None = _setting(setting_values.as_wait, None)
+    """Seconds to wait for a graph that another machine is compiling for the remote cache, before it is compiled on this
+    machine as well. None (`auto`): twice as long as the longest of this process's last compiles, at least 30 s. 0: no
+    machine waits."""
+    farm: str | None = _setting(setting_values.as_farm, None)
+    """Address of machines that compile for this host: ``dask://scheduler:8786``, ``dask+tls://`` or
+    ``ray://head:10001``. Only machines with the same builds get a graph; `remote_key_file` authenticates both ways."""
+    farm_wait: float = _setting(setting_values.as_seconds, 30.0)
+    """Seconds to wait for a farm's result, before the graph is compiled on this host as well; twice the time of the
+    farm's last jobs, if that is more."""
+    pool: str = _setting(setting_values.as_pool, "host")
+    """`host`: one server and its workers for all processes of this user and environment. `embedded`: a server that
+    lives and dies with this process. `off`: everything compiles in this process."""
+    workers: int | None = _setting(setting_values.as_workers, None)
+    """Number of jobs that may run at once; None: as many as CPU affinity, the CPU quota and memory allow."""
+    strict: bool = _setting(setting_values.as_bool, False)
+    """Raise an error instead of falling back to an ordinary compile."""
+    job_timeout: float = _setting(setting_values.as_seconds, 3600.0)
+    """Seconds that one attempt to compile a graph may take."""
+    job_memory: int | None = _setting(setting_values.as_job_memory, None)
+    """Bytes that the processes of one compile may take together; None: half of the host's or the cgroup's memory, and
+    more on small hosts (`fxpool.pool.host.memory`)."""
+    memory_high_watermark: float = _setting(setting_values.as_part, 0.9)
+    """Part of the host's or the cgroup's memory. While more is in use, no compile starts beside a running one."""
+    idle_timeout: float = _setting(setting_values.as_seconds, 120.0)
+    """Seconds without a client after which the host's server exits."""
+    runtime_dir: Path | None = _setting(setting_values.as_path, None)
+    """Directory of sockets and logs. A socket's path is limited to about 100 bytes: for a longer directory name, they
+    are under ``/tmp``. None: a directory that `fxpool.pool.host.runtime_dir` chooses, after checking who owns it."""
+    mode: str = _setting(setting_values.as_mode, "subprocess", variable=_MODE_VARIABLE)
+    """Where a graph is compiled, and whether the program waits: one of `WORKING_MODES`."""
+    stages: tuple[str | Mapping[str, Any], ...] = _setting(setting_values.as_stages, ({}, {"max_autotune": True}))
+    """Stages that progressive modes compile one after another, each as Inductor options or the name of a torch.compile
+    mode."""
+    stage_calls: int = _setting(setting_values.as_calls, 0)
+    """Number of calls that time a new stage against the current one; 0: a later stage always replaces it."""
+    regions: str = _setting(setting_values.as_regions, "auto")
+    """Whether to cut graphs into pieces, so that equal blocks of a model are compiled once and pieces side by side:
+    `on`, `off`, or `auto`: for the first stage of ``async+`` and ``progressive+`` modes, if clearly faster."""
+    capture: Path | None = _setting(setting_values.as_path, None)
+    """Directory to record graphs in for ``fxpool build``, instead of compiling them: they run eagerly."""
+    frames: str = _setting(setting_values.as_frames, "off")
+    """Whether to keep what Dynamo makes of a function, and to serve it in other processes without tracing, if nothing
+    that tracing depended on has changed: `on`, `off`, or `verify`: trace anyway, and warn if the result differs."""
+    progress: str = _setting(setting_values.as_progress, "")
+    """`on`: show the progress of each graph on standard error; a path: write it to that file, line by line."""
+    trace: Path | None = _setting(setting_values.as_path, None)
+    """File for a trace of the run, for Perfetto or chrome://tracing."""
+    freeze_objects: bool = _setting(setting_values.as_bool, True)
+    """Keep the program's objects out of full garbage collections while Dynamo traces. Torch 2.15 defers those."""
+    untested_torch: bool = _setting(setting_values.as_bool, False)
+    """Try a torch newer than any that fxpool was tested with. Where it does not fit, Inductor compiles the graph."""
+
+    @property
+    def keeps_frames(self) -> bool:
+        """Whether frames are kept and served: not while graphs are recorded, which needs their tracing."""
+        return self.frames != "off" and self.capture is None
+
+
+_TABLE: dict[str, _Row] = {field.name: field.metadata["row"] for field in dataclasses.fields(Settings)}
 _VARIABLES = {row.variable or _PREFIX + name.upper(): name for name, row in _TABLE.items()}
 # Includes the variables that the defaults depend on.
 _WATCHED = (*_VARIABLES, _CONFIG_VARIABLE, "HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME")
@@ -237,16 +214,16 @@ def _current() -> tuple[Settings, str]:
     if cached is not None and cached[0] == seen:
         return cached[1:]
     with _lock:
-        given = {**_read_file(path), **_read_environment(), **_calls}
-        values = {name: given[name] if name in given else row.default() for name, row in _TABLE.items()}
+        chosen = {**_read_file(path), **_read_environment(), **_calls}
+        values = {name: chosen[name] if name in chosen else row.default() for name, row in _TABLE.items()}
         why = ""
-        if "cache_dir" not in given:
+        if "cache_dir" not in chosen:
             wanted = values["cache_dir"]
             trusted = (os.geteuid(), 0, *values["trusted_owners"])
-            chosen = directories.default_cache(None if wanted is None else os.path.abspath(wanted), trusted)
-            values["cache_dir"], why = Path(chosen.path), chosen.why
-            if chosen.base is not None and "cache_base" not in given:
-                values["cache_base"] = Path(chosen.base)  # its entries can be read
+            cache = directories.default_cache(None if wanted is None else os.path.abspath(wanted), trusted)
+            values["cache_dir"], why = Path(cache.path), cache.why
+            if cache.base is not None and "cache_base" not in chosen:
+                values["cache_base"] = Path(cache.base)  # its entries can be read
         settings = Settings(**values)
         _cached = (seen, settings, why)
         return settings, why
@@ -264,6 +241,11 @@ def sources() -> dict[str, str]:
         **{_VARIABLES[variable]: variable for variable in _VARIABLES if os.environ.get(variable)},
         **dict.fromkeys(_calls, "configure()"),
     }
+
+
+def parser(name: str) -> Callable[[object], Any]:
+    """Return the parser of a setting."""
+    return _TABLE[name].parse
 
 
 def variable(name: str) -> str:
@@ -343,8 +325,8 @@ def configure(
         name: _parse(name, value, f"configure({name}=...)") for name, value in _known(settings) if value is not None
     }
     with _lock:
-        kept = {name: value for name, value in _calls.items() if name not in settings}
-        _calls = {**kept, **parsed}  # one assignment, because a fork may come between two
+        others = {name: value for name, value in _calls.items() if name not in settings}
+        _calls = {**others, **parsed}  # one assignment, because a fork may come between two
         _cached = None
     return current()
 
@@ -410,8 +392,8 @@ def _fingerprint(path: Path | None) -> tuple[object, ...]:
 
 def _read_environment() -> dict[str, Any]:
     for name in os.environ:
-        known = name in _VARIABLES or name == _CONFIG_VARIABLE or not name.startswith(_PREFIX)
-        if not known and not _KUBERNETES_LINK.fullmatch(name):
+        is_known = name in _VARIABLES or name == _CONFIG_VARIABLE or not name.startswith(_PREFIX)
+        if not is_known and not _KUBERNETES_LINK.fullmatch(name):
             raise UnknownNameError("environment variable", name, [*_VARIABLES, _CONFIG_VARIABLE])
     # An empty variable counts as unset, as in `FXPOOL_STRICT= python train.py`.
     return {

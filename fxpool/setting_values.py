@@ -11,40 +11,20 @@ import os
 import pwd
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from fxpool import quantities, remote_stores
 
 __all__ = [
-    "NO_HOME",
-    "WORKING_MODES",
-    "WORKING_POOLS",
-    "BadValue",
-    "as_address",
-    "as_bool",
-    "as_bytes",
-    "as_calls",
-    "as_count",
-    "as_frames",
-    "as_job_memory",
-    "as_limit",
-    "as_mode",
-    "as_part",
-    "as_path",
-    "as_pool",
-    "as_progress",
-    "as_regions",
-    "as_remote_use",
-    "as_seconds",
-    "as_seconds_or_none",
-    "as_stages",
-    "as_users",
-    "as_wait",
-    "as_workers",
-    "without_secrets",
+    "NONE_WORDS", "NO_HOME", "SIZES", "WORKING_MODES", "WORKING_POOLS", "BadValue", "as_address", "as_bool", "as_bytes",
+    "as_calls", "as_count", "as_farm", "as_frames", "as_job_memory", "as_limit", "as_mode", "as_part", "as_path",
+    "as_pool", "as_progress", "as_regions", "as_remote_use", "as_seconds", "as_seconds_or_none", "as_stages",
+    "as_users", "as_wait", "as_workers", "size_text", "without_secrets",
 ]  # fmt: skip
+
+_T = TypeVar("_T")
 
 WORKING_MODES = (
     "normal",
@@ -75,6 +55,20 @@ def without_secrets(text: str) -> str:
     return _QUERY.sub(r"\1***", _USER.sub("***@", text))
 
 
+def _or(word: str, parse: Callable[[object], _T]) -> Callable[[object], _T | None]:
+    """Return a parser that parses `word` as None, and other values as `parse` does."""
+
+    def parsed(value: object) -> _T | None:
+        if isinstance(value, str) and value.strip().lower() == word:
+            return None
+        try:
+            return parse(value)
+        except BadValue as bad:
+            raise BadValue(f"{bad}, or {word}", bad.remedy) from None
+
+    return parsed
+
+
 def as_path(value: object) -> Path:
     if not isinstance(value, str | os.PathLike) or not os.fspath(value):
         raise BadValue("a path")
@@ -102,23 +96,25 @@ def as_bool(value: object) -> bool:
     raise BadValue("1, true, yes, on or 0, false, no, off")
 
 
-def as_workers(value: object) -> int | None:
-    expected = "a whole number of at least 1, or auto"
-    if isinstance(value, str) and value.strip().lower() == "auto":
-        return None
-    number = as_int(value, expected)
-    if number < 1:
-        raise BadValue(expected)
-    return number
+def _whole(expected: str, least: int) -> Callable[[object], int]:
+    def parsed(value: object) -> int:
+        if isinstance(value, bool) or not isinstance(value, int | str):
+            raise BadValue(expected)
+        try:
+            number = int(value)
+        except ValueError:
+            raise BadValue(expected) from None
+        if number < least:
+            raise BadValue(expected)
+        return number
+
+    return parsed
 
 
-def as_int(value: object, expected: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | str):
-        raise BadValue(expected)
-    try:
-        return int(value)
-    except ValueError:
-        raise BadValue(expected) from None
+as_calls = _whole("a whole number of calls, or 0", 0)
+_as_positive = _whole("a whole number of at least 1", 1)
+as_workers = _or("auto", _as_positive)
+as_count = _or("none", _as_positive)
 
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
@@ -132,6 +128,20 @@ def as_bytes(value: object) -> int:
     if size < 1:
         raise BadValue(expected)
     return size
+
+
+as_limit = _or("none", as_bytes)
+as_job_memory = _or("auto", as_bytes)
+#: The parsers of sizes in bytes.
+SIZES: tuple[Callable[[object], object], ...] = (as_bytes, as_limit, as_job_memory)
+
+
+def size_text(size: int) -> str:
+    """Return bytes as they are written in a setting, in the largest unit of which they are a multiple: ``10G``."""
+    for unit, bytes_of_it in reversed(_UNITS.items()):
+        if size % bytes_of_it == 0:
+            return f"{size // bytes_of_it}{unit}"
+    return str(size)
 
 
 def as_seconds(value: object) -> float:
@@ -155,15 +165,6 @@ def as_number(value: object, expected: str, most: float) -> float:
     return number
 
 
-def as_job_memory(value: object) -> int | None:
-    if isinstance(value, str) and value.strip().lower() == "auto":
-        return None
-    try:
-        return as_bytes(value)
-    except BadValue as bad:
-        raise BadValue(f"{bad}, or auto") from None
-
-
 def as_part(value: object) -> float:
     return as_number(value, "a fraction, more than 0 and at most 1", 1.0)
 
@@ -172,9 +173,8 @@ def as_pool(value: object) -> str:
     text = str(value).strip()
     if text.lower() in WORKING_POOLS:
         return text.lower()
-    if "://" in text:
-        raise BadValue(" or ".join(WORKING_POOLS), "pools on other machines are not supported yet")
-    raise BadValue(" or ".join(WORKING_POOLS))
+    remedy = "pools on other machines are not supported yet" if "://" in text else ""
+    raise BadValue(" or ".join(WORKING_POOLS), remedy)
 
 
 _MODE = re.compile(r"(progressive\+)?(async\+)?(normal|serialize|subprocess)")
@@ -209,30 +209,20 @@ def as_stages(value: object) -> tuple[str | Mapping[str, Any], ...]:
     return tuple(stage if isinstance(stage, str) else dict(stage) for stage in value)
 
 
-def as_calls(value: object) -> int:
-    expected = "a whole number of calls, or 0"
-    number = as_int(value, expected)
-    if number < 0:
-        raise BadValue(expected)
-    return number
+def _switch_or(word: str) -> Callable[[object], str]:
+    def parsed(value: object) -> str:
+        if str(value).strip().lower() == word:
+            return word
+        try:
+            return "on" if as_bool(value) else "off"
+        except BadValue as bad:
+            raise BadValue(f"{word}, or {bad}") from None
+
+    return parsed
 
 
-def as_regions(value: object) -> str:
-    if str(value).strip().lower() == "auto":
-        return "auto"
-    try:
-        return "on" if as_bool(value) else "off"
-    except BadValue as bad:
-        raise BadValue(f"auto, or {bad}") from None
-
-
-def as_frames(value: object) -> str:
-    if str(value).strip().lower() == "verify":
-        return "verify"
-    try:
-        return "on" if as_bool(value) else "off"
-    except BadValue as bad:
-        raise BadValue(f"verify, or {bad}") from None
+as_regions = _switch_or("auto")
+as_frames = _switch_or("verify")
 
 
 def as_progress(value: object) -> str:
@@ -245,39 +235,19 @@ def as_progress(value: object) -> str:
 
 def as_seconds_or_none(value: object) -> float:
     """Parse seconds; 0 is allowed."""
-    return 0.0 if str(value).strip() in ("0", "0.0", "0s") else as_seconds(value)
-
-
-def as_wait(value: object) -> float | None:
-    """Parse seconds, 0, or `auto`."""
-    if isinstance(value, str) and value.strip().lower() == "auto":
-        return None
+    if str(value).strip() in ("0", "0.0", "0s"):
+        return 0.0
     try:
-        return as_seconds_or_none(value)
+        return as_seconds(value)
     except BadValue as bad:
-        raise BadValue(f"{bad}, 0, or auto") from None
+        raise BadValue(f"{bad}, 0") from None
 
 
-def as_limit(value: object) -> int | None:
-    """Parse a size in bytes, or `none` for no limit."""
-    if isinstance(value, str) and value.strip().lower() == "none":
-        return None
-    try:
-        return as_bytes(value)
-    except BadValue as bad:
-        raise BadValue(f"{bad}, or none") from None
-
-
-def as_count(value: object) -> int | None:
-    """Parse a positive number, or `none` for no limit."""
-    expected = "a whole number of at least 1, or none"
-    if isinstance(value, str) and value.strip().lower() == "none":
-        return None
-    number = as_int(value, expected)
-    if number < 1:
-        raise BadValue(expected)
-    return number
-
+as_wait = _or("auto", as_seconds_or_none)
+#: The word for None, by parser.
+NONE_WORDS: dict[Callable[[object], object], str] = {
+    as_workers: "auto", as_job_memory: "auto", as_wait: "auto", as_limit: "none", as_count: "none",
+}  # fmt: skip
 
 _FARM = re.compile(r"(dask|dask\+tls|ray)://[^\s/]+:[0-9]+")
 _ADDRESS = re.compile(r"([^\s:]+)://\S+")
@@ -303,14 +273,14 @@ def as_farm(value: object) -> str:
 def as_users(value: object) -> tuple[int, ...]:
     """Parse names and numbers of users, in a list or with commas between them; return their uids."""
     parts = value.split(",") if isinstance(value, str) else value if isinstance(value, list | tuple) else [value]
-    found = []
+    uids = []
     for part in parts:
         name = str(part).strip()
         try:
-            found.append(int(name) if name.isdecimal() else pwd.getpwnam(name).pw_uid)
+            uids.append(int(name) if name.isdecimal() else pwd.getpwnam(name).pw_uid)
         except (KeyError, ValueError):
             raise BadValue("a list of users, by name or number, with commas between them") from None
-    return tuple(found)
+    return tuple(uids)
 
 
 def as_remote_use(value: object) -> str:

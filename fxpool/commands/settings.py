@@ -16,7 +16,6 @@ from fxpool.setting_values import without_secrets
 __all__ = ["settings"]
 
 _VALUE = 28  # columns of a value before its source; longer values push the source to the right
-_SECONDS = ("cache_min_seconds", "remote_timeout", "job_timeout", "idle_timeout")
 _MODES = ", ".join(f"`{mode}`" for mode in setting_values.WORKING_MODES)
 
 
@@ -72,29 +71,20 @@ def _plain(value: Any) -> Any:
 
 def _shown(name: str, value: Any) -> str:
     """Return a value as it is written in the environment; ``not set`` for none."""
+    parse = config.parser(name)
     if value is None:
-        return {"workers": "auto", "job_memory": "auto", "cache_max_bytes": "none", "cache_max_files": "none"}.get(
-            name, "not set"
-        )
+        return setting_values.NONE_WORDS.get(parse, "not set")
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float):
-        return f"{value:g}s" if name in _SECONDS else f"{value:g}"
-    if name in ("cache_max_bytes", "job_memory"):
-        return _size(value)
+        return f"{value:g}" if parse is setting_values.as_part else f"{value:g}s"
+    if parse in setting_values.SIZES:
+        return setting_values.size_text(value)
     if name == "trusted_owners":
         return ",".join(map(str, value)) or "not set"
     if isinstance(value, tuple):
         return json.dumps(value)
     return without_secrets(str(value)) or "off"
-
-
-def _size(value: int) -> str:
-    """Return bytes as a setting: ``10G``, or the number if it is not a multiple of a unit."""
-    for unit, shift in (("G", 30), ("M", 20), ("K", 10)):
-        if value and value % (1 << shift) == 0:
-            return f"{value >> shift}{unit}"
-    return str(value)
 
 
 def _described(text: str) -> str:
