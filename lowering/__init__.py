@@ -15,6 +15,7 @@
                the Dynamo graph ▷ the graphs after AOTAutograd ▷ in this process
 
     entry_point      the object that torch looks up for the backend name "fxpool"
+    autoload         registers fxpool's type of cache artifact when torch is imported
     backend          the function that Dynamo calls for each graph
     compile_graph    compiles one Dynamo graph with the options of its call
     standalone       graphs without Dynamo, for back ends that split graphs themselves
@@ -38,6 +39,9 @@ Every fallback is counted under a named reason. Loading a compiled graph reads a
 wrapper's code and one library of kernels.
 """
 
-from fxpool import errors
+import sys
 
-errors.require_linux()
+if sys.platform != "linux":
+    from fxpool import errors
+
+    errors.require_linux()

@@ -9,9 +9,9 @@ import contextlib
 import threading
 from typing import Any
 
-from fxpool import config, torch_import, torch_release
+from fxpool import config, torch_release
 from fxpool.errors import FxpoolError
-from fxpool.lowering import backend
+from fxpool.lowering import autoload, backend
 from fxpool.torch_compat.dynamo import backend_table
 
 
@@ -27,7 +27,7 @@ def __getattr__(name: str) -> Any:
             untested_torch.attempted(_before_the_first_graph)
         else:
             _before_the_first_graph()
-    torch_import.register()  # torch may be configured not to call it
+    autoload.register()  # torch may be configured not to call it
     backend_table.admit("fxpool", backend.fxpool_backend)
     return backend.fxpool_backend
 

@@ -8,18 +8,13 @@
 The dashboard is a separate process, which keeps the pool's server small and safe: the server knows neither HTTP nor the
 store, and the page keeps working when the server hangs, ends or is replaced. The dashboard only reads; no request
 changes anything. Only this user can open the page: it listens on loopback, its URL contains a secret, and pages of
-other sites are refused (see `access`).
+other sites are refused (see `web`).
 
-access             access control: the secret, the Host header, headers of answers
-application        routes, polling of pool and store, and the stream of changes
+application        routes, polling of pool and store, the stream of changes, and a list of failures
 code_child         prints the generated code of an entry; imports torch
 entry_view         an entry in detail, and its differences from an earlier entry
-failures           failures of jobs, graphs in quarantine, damaged entries
 metrics            Prometheus metrics (the extra `metrics`)
-pool_view          this host's servers and their jobs
-requests           parses the request line and headers
-samples            numbers over time, in bounded memory
+pool_view          this host's servers and their jobs, and why jobs wait
 store_view         the store's entries, their sizes, and the misses behind them
-waits              explains in a phrase why a job waits
-web                an HTTP server for a few readers
+web                an HTTP server for a few readers, and access control
 """

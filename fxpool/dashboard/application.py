@@ -14,24 +14,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import secrets
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from fxpool import notices
 from fxpool.codecache.store import listing
 from fxpool.codecache.store.entry import is_hex_digest
-from fxpool.dashboard import access, code_child, entry_view
-from fxpool.dashboard.failures import failures
+from fxpool.codecache.store.quarantine import Record
+from fxpool.dashboard import code_child, entry_view, web
 from fxpool.dashboard.pool_view import PoolView
-from fxpool.dashboard.requests import Request
-from fxpool.dashboard.samples import Samples
 from fxpool.dashboard.store_view import StoreView
-from fxpool.dashboard.web import Answer, WebServer, refusal
+from fxpool.dashboard.web import Answer, Request, WebServer, refusal
 
-__all__ = ["Application"]
+__all__ = ["Application", "Samples", "failures"]
 
 log = notices.logger(__name__)
 
@@ -46,6 +45,47 @@ _MOST_STREAMS = 16
 _ROWS = 1000
 _WAITING = 200
 _CODES_KEPT = 20
+_SAMPLES_KEPT = 720
+_MOST_FAILURES = 100
+_DIGITS = 12  # of a key, for a command
+_FAILURES = {
+    "exception": "raised an exception, passed to its caller",
+    "died": "lost its worker",
+    "timeout": "exceeded its time limit",
+    "memory": "exceeded its memory limit",
+    "unavailable": "could not be run by the pool",
+    "no_worker": "could not be started by any worker",
+    "lost": "was lost with its server",
+}
+
+
+class Samples:
+    """Numbers over time in bounded memory: when it is full, every second sample is dropped and the interval doubles.
+
+    Samples have the same names, at growing times. A sample within the interval of the one before is passed over.
+    """
+
+    def __init__(self, interval: float, most: int = _SAMPLES_KEPT) -> None:
+        self.interval = interval
+        #: Counts up whenever samples were dropped: a reader that has some must take all again.
+        self.age = 0
+        self._most = most
+        self.taken: list[dict[str, float]] = []
+
+    def add(self, at: float, values: Mapping[str, float]) -> bool:
+        """Keep a sample taken at `at`; return whether it was kept."""
+        if self.taken and at < self.taken[-1]["at"] + self.interval:
+            return False
+        self.taken.append({"at": at, **values})
+        if len(self.taken) > self._most:
+            self.taken = self.taken[::2]
+            self.interval *= 2
+            self.age += 1
+        return True
+
+    def since(self, at: float) -> list[dict[str, float]]:
+        """Return the samples taken after `at`."""
+        return [sample for sample in self.taken if sample["at"] > at]
 
 
 class Application:
@@ -55,7 +95,7 @@ class Application:
         self.pool = PoolView(runtime_root)
         self.store = StoreView(str(cache_dir))
         self.samples = Samples(_SAMPLE_SECONDS)
-        self.token = access.new_token()
+        self.token = web.new_token()
         self.web = WebServer(self._respond)
         self._streams = 0
         self._news = asyncio.Condition()
@@ -126,9 +166,9 @@ class Application:
     # ------------------------------------------------------------ answering
 
     async def _respond(self, request: Request) -> Answer:
-        if not access.allowed_host(request.host, self.web.port):
+        if not web.allowed_host(request.host, self.web.port):
             return refusal(403, "this page only answers 127.0.0.1 and localhost")
-        if not access.right_token(request.parts[0], self.token):
+        if not web.right_token(request.parts[0], self.token):
             return refusal(403, "the URL lacks its secret: use the URL printed by `fxpool dashboard`")
         match request.parts[1:]:
             case ("",):
@@ -142,9 +182,9 @@ class Application:
         return refusal(404, "not found")
 
     def _page(self) -> Answer:
-        nonce = access.new_nonce()
+        nonce = secrets.token_urlsafe(16)  # marks the page's own script and style
         text = _TEMPLATE.read_text(encoding="utf-8").replace("@NONCE@", nonce)
-        headers = {"Content-Security-Policy": access.policy(nonce)}
+        headers = {"Content-Security-Policy": web.policy(nonce)}
         return Answer(text.encode(), "text/html; charset=utf-8", headers=headers)
 
     async def _entry(self, key: str, name: str) -> Answer:
@@ -157,8 +197,8 @@ class Application:
                 return entry_view.details(entry)
             return entry_view.details(entry, listing.load(self.store.root, why[0].key, why[0].name), why[1])
 
-        found = await asyncio.to_thread(read)
-        return _json(found) if found is not None else refusal(404, "the entry was removed or cannot be read")
+        details = await asyncio.to_thread(read)
+        return _json(details) if details is not None else refusal(404, "the entry was removed or cannot be read")
 
     async def _code(self, key: str, name: str) -> Answer:
         if (key, name) not in self.store.listing.rows:
@@ -219,13 +259,48 @@ class Application:
             await self._news.wait_for(lambda: self._looks > looks)
 
 
+def failures(
+    jobs: Iterable[Mapping[str, Any]], quarantined: Iterable[Record], store: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    """Return failures of jobs, graphs in quarantine and damaged entries, latest first.
+
+    They have `at` (Unix time, 0 if unknown), `what`, `label` and `why`. Fallbacks inside a program (a graph that cannot
+    be sent to a worker, a disabled switch) are only counted there: `fxpool.stats()["fallbacks"]`.
+    """
+    rows = [
+        {
+            "at": job["ended"],
+            "what": _FAILURES[job["how"]],
+            "label": job["label"],
+            "why": job["reason"] + (f" (in phase {job['phases'][-1][0]})" if job["phases"] else ""),
+        }
+        for job in jobs
+        if job["how"] in _FAILURES and not job["part_of"]
+    ]
+    for record in quarantined:
+        release = f"fxpool cache quarantine --release {record.key[:_DIGITS]}"
+        what = f"is in quarantine: it runs eagerly until `{release}`"
+        rows.append({"at": record.when, "what": what, "label": record.name, "why": record.error})
+    if store["unreadable"]:
+        count = store["unreadable"]
+        what = f"{count} entries cannot be read" if count > 1 else "1 entry cannot be read"
+        rows.append(
+            {"at": 0.0, "what": what, "label": "store", "why": "damaged or of another version; served as misses"}
+        )
+    aside = store["parts"].get("set aside", {}).get("files", 0)
+    if aside:
+        what = f"{aside} damaged files were set aside" if aside > 1 else "1 damaged file was set aside"
+        rows.append({"at": 0.0, "what": what, "label": "store", "why": "wrong digests; served as misses"})
+    return sorted(rows, key=lambda row: row["at"], reverse=True)[:_MOST_FAILURES]
+
+
 @contextlib.contextmanager
-def _said(what: str) -> Any:
+def _said(source: str) -> Any:
     """Log an exception and carry on: a failed poll must not end polling."""
     try:
         yield
     except Exception as error:
-        log.warning("could not read %s: %r", what, error)
+        log.warning("could not read %s: %r", source, error)
 
 
 def _trimmed(server: dict[str, Any]) -> dict[str, Any]:

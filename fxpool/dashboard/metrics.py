@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
+import itertools
 import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from fxpool import forks
-from fxpool.dashboard import access
 from fxpool.dashboard.pool_view import PoolView
-from fxpool.dashboard.requests import Request
 from fxpool.dashboard.store_view import StoreView
-from fxpool.dashboard.web import Answer, WebServer, refusal
+from fxpool.dashboard.web import Answer, Request, WebServer, allowed_host, refusal
 from fxpool.errors import MissingExtraError
 
 __all__ = ["Source", "families", "in_background", "serve"]
@@ -44,14 +44,14 @@ class Source:
 
         self._pool.look()
         self._store.look()
-        found = list(families(self._pool.servers, self._store.facts(), len(self._store.quarantined)))
+        current = list(families(self._pool.servers, self._store.facts(), len(self._store.quarantined)))
 
-        class Found(Collector):
+        class Current(Collector):
             def collect(self) -> Iterable[Any]:
-                return found
+                return current
 
         registry = CollectorRegistry(auto_describe=False)
-        registry.register(Found())
+        registry.register(Current())
         return generate_latest(registry)
 
     def close(self) -> None:
@@ -65,25 +65,23 @@ def families(servers: Iterable[dict[str, Any]], store: dict[str, Any], quarantin
     servers = list(servers)
     running = [one for one in servers if one["state"] == "running"]
 
-    def gauge(name: str, what: str, values: Iterable[tuple[list[str], float]], labels: tuple[str, ...]) -> Any:
-        family = GaugeMetricFamily(f"fxpool_{name}", what, labels=labels)
+    def family(
+        kind: Any, name: str, text: str, values: Iterable[tuple[list[str], float]], labels: tuple[str, ...]
+    ) -> Any:
+        family = kind(f"fxpool_{name}", text, labels=labels)
         for names, value in values:
             family.add_metric(names, value)
         return family
 
-    def counter(name: str, what: str, values: Iterable[tuple[list[str], float]], labels: tuple[str, ...]) -> Any:
-        family = CounterMetricFamily(f"fxpool_{name}", what, labels=labels)
-        for names, value in values:
-            family.add_metric(names, value)
-        return family
+    gauge = functools.partial(family, GaugeMetricFamily)
+    counter = functools.partial(family, CounterMetricFamily)
 
-    def histogram(name: str, what: str, which: str) -> Any:
-        family = HistogramMetricFamily(f"fxpool_{name}", what, labels=("server",))
+    def histogram(name: str, text: str, which: str) -> Any:
+        family = HistogramMetricFamily(f"fxpool_{name}", text, labels=("server",))
         for one in running:
-            times, so_far, buckets = one["jobs"][which], 0, []
-            for bound, count in zip([*map(str, times["bounds"]), "+Inf"], times["counts"], strict=True):
-                so_far += count
-                buckets.append((bound, so_far))
+            times = one["jobs"][which]
+            bounds = [*map(str, times["bounds"]), "+Inf"]
+            buckets = list(zip(bounds, itertools.accumulate(times["counts"]), strict=True))
             family.add_metric([one["name"]], buckets, times["sum"])
         return family
 
@@ -114,7 +112,7 @@ def families(servers: Iterable[dict[str, Any]], store: dict[str, Any], quarantin
     yield gauge("memory_pressed", "1 while usage is above the mark", [(n, s["limits"]["pressed"]) for n, s in of], by)
     endings = [([*n, how], count) for n, s in of for how, count in sorted(s["jobs"]["ended"].items())]
     yield counter("jobs_ended", "Jobs by outcome, including sub-jobs", endings, ("server", "how"))
-    for name, what in (
+    for name, text in (
         ("jobs", "Jobs submitted"),
         ("joined", "Jobs that joined a running job"),
         ("sub_jobs", "Sub-jobs"),
@@ -126,7 +124,7 @@ def families(servers: Iterable[dict[str, Any]], store: dict[str, Any], quarantin
         ("not_begun", "Workers that could not start their job"),
     ):
         shown = "jobs_submitted" if name == "jobs" else name
-        yield counter(shown, what, [(n, s["counters"][name]) for n, s in of], by)
+        yield counter(shown, text, [(n, s["counters"][name]) for n, s in of], by)
     farms = [([*n, farm["address"]], farm) for n, s in of for farm in s["farms"]]
     of_farm = ("server", "farm")
     able = [(names, sum(not one["differs"] for one in farm["machines"])) for names, farm in farms]
@@ -150,12 +148,12 @@ def families(servers: Iterable[dict[str, Any]], store: dict[str, Any], quarantin
 async def serve(source: Source, address: str, port: int, ready: Any, stop: asyncio.Event) -> None:
     """Answer ``GET /metrics`` until `stop` is set; `ready` is called with the port. Raises OSError.
 
-    On a loopback address, requests must name this machine (see `access`); on other addresses, any client may ask.
+    On a loopback address, requests must name this machine (see `web`); on other addresses, any client may ask.
     """
     one = asyncio.Lock()
 
     async def respond(request: Request) -> Answer:
-        if address in _LOOPBACK and not access.allowed_host(request.host, web.port):
+        if address in _LOOPBACK and not allowed_host(request.host, web.port):
             return refusal(403, "metrics are only served for 127.0.0.1 and localhost")
         if request.parts != ("metrics",):
             return refusal(404, "not found: see /metrics")
@@ -176,33 +174,32 @@ async def serve(source: Source, address: str, port: int, ready: Any, stop: async
 def in_background(runtime_root: Path, cache_dir: Path, address: str, port: int) -> Iterator[int]:
     """Serve in a thread during a ``with`` block; gives the port. Raises OSError, MissingExtraError."""
     source = Source(runtime_root, cache_dir)
-    told = forks.event()
-    found, failed = [0], list[OSError]()
+    started = forks.event()
+    results: list[int | OSError] = []
     loop = asyncio.new_event_loop()
     stop = asyncio.Event()
 
-    def ready(port: int) -> None:
-        found[0] = port
-        told.set()
+    def ready(result: int | OSError) -> None:
+        results.append(result)
+        started.set()
 
     def run() -> None:
         try:
             loop.run_until_complete(serve(source, address, port, ready, stop))
         except OSError as error:
-            failed.append(error)
-            told.set()
+            ready(error)
         finally:
             loop.run_until_complete(loop.shutdown_default_executor())
             loop.close()
 
     thread = threading.Thread(target=run, name="fxpool-metrics", daemon=True)
     thread.start()
-    told.wait()
-    if failed:
+    started.wait()
+    if isinstance(results[0], OSError):
         thread.join()
-        raise failed[0]
+        raise results[0]
     try:
-        yield found[0]
+        yield results[0]
     finally:
         loop.call_soon_threadsafe(stop.set)
         thread.join()

@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fxpool.dashboard import waits
 from fxpool.errors import ProtocolError
 from fxpool.pool.client import hosts
 from fxpool.pool.host import turns
 from fxpool.pool.wire import messages as m
 
-__all__ = ["Jobs", "Look", "PoolView"]
+__all__ = ["Jobs", "Look", "PoolView", "wait_reason"]
 
 _KEPT = 2000
+_NAMED = 3  # running jobs that a reason names
 _DIGITS = 12  # shown of an environment's digest
 _ENDED_WITH_SERVER = "the server ended"
 
@@ -29,9 +29,9 @@ _ENDED_WITH_SERVER = "the server ended"
 class Jobs:
     """Jobs of all servers as plain data, each change numbered. Bounded: of those that ended the oldest go first."""
 
-    def __init__(self, kept: int = _KEPT) -> None:
+    def __init__(self, most: int = _KEPT) -> None:
         self.latest = 0
-        self._kept = kept
+        self._most = most
         self._jobs: dict[tuple[str, int], dict[str, Any]] = {}
 
     def put(self, server: str, record: m.JobRecord, offset: float) -> None:
@@ -78,7 +78,7 @@ class Jobs:
         which = (job["server"], job["job"])
         self._jobs.pop(which, None)  # the latest change last
         self._jobs[which] = job
-        if len(self._jobs) > self._kept:
+        if len(self._jobs) > self._most:
             over = next((key for key, one in self._jobs.items() if one["ended"] is not None), None)
             if over is not None:
                 del self._jobs[over]
@@ -131,8 +131,8 @@ class PoolView:
         A server that new clients cannot find, because it is ending or was replaced, is asked as long as it answers.
         """
         linked = {_socket_of(link): link for link in hosts.links(self.root)}
-        places = [*linked, *(place for place in self._known if place not in linked)]
-        return [self._look_at(place, linked.get(place)) for place in places]
+        sockets = [*linked, *(path for path in self._known if path not in linked)]
+        return [self._look_at(path, linked.get(path)) for path in sockets]
 
     def take(self, looks: list[Look]) -> None:
         """Take over what the latest `ask` heard."""
@@ -143,7 +143,7 @@ class PoolView:
                 for record in look.history.jobs:
                     self.jobs.put(look.name, record, offset)
                 for row in look.facts["waiting"]:
-                    row["for"] = waits.reason(look.facts, row)
+                    row["for"] = wait_reason(look.facts, row)
                 servers.append({"id": look.name, "name": look.shown, **look.facts})
                 continue
             if look.name:
@@ -155,16 +155,16 @@ class PoolView:
 
     def close(self) -> None:
         """Leave all servers."""
-        for place in list(self._known):
-            self._known.pop(place).visit.close()
+        for path in list(self._known):
+            self._known.pop(path).visit.close()
 
-    def _look_at(self, place: str, link: Path | None) -> Look:
-        known = self._known.get(place)
+    def _look_at(self, path: str, link: Path | None) -> Look:
+        known = self._known.get(path)
         shown = known.shown if known is not None else _shown(link)
         try:
             if known is None:
                 assert link is not None
-                known = self._known[place] = _Known(hosts.Visit(link), shown)
+                known = self._known[path] = _Known(hosts.Visit(link), shown)
             facts = known.visit.status()
             known.name = known.name or f"{shown}-{facts['server_pid']}"
             history = known.visit.history(known.seen)
@@ -176,7 +176,7 @@ class PoolView:
             state, reason = "refused", str(error)
         except OSError:
             state, reason = "gone", "ended"
-        known = self._known.pop(place, None)
+        known = self._known.pop(path, None)
         if known is not None:
             known.visit.close()
         return Look(shown, known.name if known is not None else "", link is not None, state, reason)
@@ -191,3 +191,45 @@ def _socket_of(link: Path) -> str:
         return os.path.join(link.parent, os.readlink(link))
     except OSError:
         return str(link)
+
+
+def wait_reason(facts: Mapping[str, Any], row: Mapping[str, Any]) -> str:
+    """Explain in a phrase what a row of `facts["waiting"]` waits for.
+
+    `facts` are a server's (`fxpool status --json`). As in the server, causes that block all jobs come first.
+    """
+    running = facts["running"]
+    if row["running"]:
+        worker = next((one for one in running if one["job"] == row["job"]), None)
+        where = f"worker {worker['pid']}" if worker is not None and worker["pid"] else "a worker"
+        shared = ", which compiles it for another process" if row["joined"] else ""
+        return f"the result of {where}{shared}"
+    if row["joined"] and not row["position"]:
+        return "the job of another process"
+    zygote = facts["zygote"]["state"]
+    if zygote == "broken":
+        return f"nothing: the pool cannot fork workers ({facts['zygote'].get('reason', 'see the log')})"
+    if zygote == "starting":
+        return "the pool to start: the zygote imports torch"
+    if facts["paused"]:
+        return "a measurement of another process"
+    alone = [one for one in running if one["alone"]]
+    if alone:
+        return f"an exclusive job: {_names(alone)}"
+    if facts["limits"]["pressed"]:
+        return f"memory: more than {facts['limits']['host_mark']:.0%} is in use"
+    if row["alone"] and running:
+        return f"all running jobs, because it runs exclusively: {_names(running)}"
+    ahead = row["position"] - 1
+    if facts["slots_free"] <= 0:
+        after = f", after {ahead} other{'s' if ahead != 1 else ''} in the queue" if ahead > 0 else ""
+        return f"a free worker{after}: {_names(running)}"
+    if row["spare"]:
+        return "idle time: it runs when no other job runs or waits"
+    return "the next free moment: it starts now"
+
+
+def _names(rows: list[Mapping[str, Any]]) -> str:
+    names = [one["label"] + (f" ({one['pid']})" if one["pid"] else "") for one in rows[:_NAMED]]
+    more = len(rows) - _NAMED
+    return ", ".join(names) + (f" and {more} more run" if more > 0 else " runs" if len(rows) == 1 else " run")

@@ -20,7 +20,7 @@ from fxpool.codecache.store.blobs import check_directory
 from fxpool.codecache.store.listing import Listing, Row, Seen, why_made
 from fxpool.errors import StoreError
 
-__all__ = ["Found", "StoreView"]
+__all__ = ["Contents", "StoreView"]
 
 # Seconds after an entry's creation from which a new time of its file counts as a use.
 _LATER = 2.0
@@ -33,7 +33,7 @@ _MEASURE_SECONDS = 15.0
 _SHARE = 20
 
 
-class Found(NamedTuple):
+class Contents(NamedTuple):
     """The result of one poll of the store; `parts` is None if the directory was not measured."""
 
     state: str
@@ -74,13 +74,13 @@ class StoreView:
         """Bring everything up to date."""
         self.take(self.read())
 
-    def read(self) -> Found:
+    def read(self) -> Contents:
         """Look at the files; changes nothing here. A directory that is refused, or is not there, has no entries."""
         begun = time.monotonic()
         try:
             check_directory(self.root)
         except StoreError as error:
-            return Found("refused", str(error), [], None, [], 0.0)
+            return Contents("refused", str(error), [], None, [], 0.0)
         there = os.path.isdir(self.root)
         entries = self.listing.read()
         parts, quarantined = None, self.quarantined
@@ -91,15 +91,15 @@ class StoreView:
             quarantined = list(quarantine.scan(self.root))
         took = time.monotonic() - begun
         reason = "" if there else "the directory does not exist"
-        return Found("there" if there else "none", reason, entries, parts, quarantined, took)
+        return Contents("there" if there else "none", reason, entries, parts, quarantined, took)
 
-    def take(self, found: Found) -> None:
-        """Take over what the latest `read` found, and draw conclusions from it."""
-        self.state, self.reason, self._took, self.quarantined = found.state, found.reason, found.took, found.quarantined
-        if found.parts is not None:
-            self.parts, self._measured = found.parts, time.monotonic()
+    def take(self, read: Contents) -> None:
+        """Take over what the latest `read` returned, and draw conclusions from it."""
+        self.state, self.reason, self._took, self.quarantined = read.state, read.reason, read.took, read.quarantined
+        if read.parts is not None:
+            self.parts, self._measured = read.parts, time.monotonic()
         before = self.listing.latest
-        if self.listing.take(found.entries):
+        if self.listing.take(read.entries):
             self._take(before)
 
     def rows(self, change: int) -> tuple[list[dict[str, Any]], list[list[str]]]:

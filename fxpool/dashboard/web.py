@@ -3,20 +3,30 @@
 Each connection is a separate task with time limits for sending and reading, so a slow reader
 delays no other and is dropped. Any user of the machine can connect, so a connection that has not
 sent its request gives way to newer ones.
+
+Requests need the secret in the URL and a Host header that names this machine. The secret keeps out other users of the
+machine, who can reach the port as well. The Host header keeps out pages of another site whose name resolves to this
+machine (DNS rebinding), because the browser sends that name. Answers have a Content-Security-Policy, so that even a
+mistake in the page could not load anything from another site.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hmac
 import http
+import re
+import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from urllib.parse import unquote
 
 from fxpool import notices
-from fxpool.dashboard import access
-from fxpool.dashboard.requests import MOST, Refused, Request, parse
 
-__all__ = ["Answer", "WebServer", "refusal"]
+__all__ = [
+    "HEADERS", "MOST", "Answer", "Refused", "Request", "WebServer", "allowed_host", "new_token", "parse", "policy",
+    "refusal", "right_token",
+]  # fmt: skip
 
 log = notices.logger(__name__)
 
@@ -27,6 +37,40 @@ _MOST_SILENT = 32
 _PATIENCE = 10.0
 _SILENCE = 15.0
 _PIECE = 256 << 10
+#: Bytes of a request's line and headers together.
+MOST = 8 << 10
+
+_LINE = re.compile(rb"(?P<method>[A-Z]{1,16}) (?P<target>/[\x21-\x7e]*) HTTP/1\.[01]")
+_HEADER = re.compile(rb"(?P<name>[!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*(?P<value>[\t\x20-\x7e\x80-\xff]*?)[ \t]*")
+_LOCAL = ("127.0.0.1", "localhost", "[::1]")
+_HOST = re.compile(r"(?P<name>\[[0-9a-fA-F:]+\]|[^:\s]*)(:(?P<port>\d{1,5}))?")
+
+#: Headers of every answer, beside the policy.
+HEADERS: Mapping[str, str] = {
+    "Cache-Control": "no-store",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+}
+
+
+@dataclass(frozen=True)
+class Request:
+    """`parts` are the decoded parts of the path, between its slashes; a slash at the end gives an empty last one."""
+
+    method: str
+    parts: tuple[str, ...]
+    host: str | None
+
+
+@dataclass(frozen=True)
+class Refused:
+    """No request: the status to answer with, and why."""
+
+    status: int
+    reason: str
 
 
 @dataclass
@@ -137,8 +181,8 @@ async def _send(writer: asyncio.StreamWriter, answer: Answer) -> None:
         phrase = http.HTTPStatus(answer.status).phrase
     except ValueError:
         phrase = ""
-    headers = {"Content-Type": answer.kind, "Connection": "close", **access.HEADERS, **answer.headers}
-    headers.setdefault("Content-Security-Policy", access.policy())
+    headers = {"Content-Type": answer.kind, "Connection": "close", **HEADERS, **answer.headers}
+    headers.setdefault("Content-Security-Policy", policy())
     if answer.stream is None:
         headers["Content-Length"] = str(len(answer.body))
     lines = [f"HTTP/1.1 {answer.status} {phrase}", *(f"{name}: {value}" for name, value in headers.items())]
@@ -150,3 +194,49 @@ async def _write(writer: asyncio.StreamWriter, data: bytes) -> None:
     for start in range(0, len(data), _PIECE):
         writer.write(data[start : start + _PIECE])
         await asyncio.wait_for(writer.drain(), _SILENCE)
+
+
+def parse(head: bytes) -> Request | Refused:
+    """Parse all that comes before the empty line."""
+    lines = head.split(b"\r\n")
+    match = _LINE.fullmatch(lines[0])
+    if match is None:
+        return Refused(400, "not an HTTP request")
+    hosts = []
+    for line in lines[1:]:
+        header = _HEADER.fullmatch(line)
+        if header is None:
+            return Refused(400, "malformed header")
+        name = header["name"].lower()
+        if name == b"host":
+            hosts.append(header["value"].decode("latin-1"))
+        elif name == b"transfer-encoding" or (name == b"content-length" and header["value"] != b"0"):
+            return Refused(400, "requests must not have a body")
+    if len(hosts) > 1:
+        return Refused(400, "several Host headers")
+    path = match["target"].partition(b"?")[0].decode("ascii")
+    # Decoded after it was split: an encoded slash is part of a name, and names no other place.
+    parts = tuple(unquote(part) for part in path[1:].split("/"))
+    return Request(match["method"].decode(), parts, hosts[0] if hosts else None)
+
+
+def new_token() -> str:
+    """Return a secret for the URL."""
+    return secrets.token_urlsafe(24)
+
+
+def policy(nonce: str = "") -> str:
+    """Return the Content-Security-Policy: scripts and styles with this nonce only, and nothing from elsewhere."""
+    own = f"script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; img-src data:; connect-src 'self'; " if nonce else ""
+    return f"default-src 'none'; {own}base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+
+
+def right_token(sent: str, token: str) -> bool:
+    """Compare in constant time."""
+    return hmac.compare_digest(sent.encode("utf-8", "surrogateescape"), token.encode())
+
+
+def allowed_host(header: str | None, port: int) -> bool:
+    """Return whether a Host header names this machine and this port."""
+    match = _HOST.fullmatch(header or "")
+    return match is not None and match["name"].lower() in _LOCAL and int(match["port"] or 80) == port

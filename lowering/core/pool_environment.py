@@ -16,7 +16,7 @@ import sys
 from collections.abc import Mapping
 
 from fxpool import config
-from fxpool.torch_import import PROGRAM_RUN
+from fxpool.own_python import PROGRAM_RUN
 
 __all__ = [
     "DEVICES", "import_path", "is_text", "job_environment", "working_directory", "zygote_environment",

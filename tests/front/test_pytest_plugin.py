@@ -80,7 +80,7 @@ _PLUGIN = [] if metadata.entry_points(group="pytest11", name="fxpool") else ["-p
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Iterator[Path]:
+def project(tmp_path: Path) -> Iterator[Path]:
     (tmp_path / "run").mkdir(mode=0o700)
     (tmp_path / "tests").mkdir()
     yield tmp_path
@@ -92,29 +92,29 @@ def place(tmp_path: Path) -> Iterator[Path]:
     assert not left
 
 
-def _left(place: Path) -> list[psutil.Process]:
+def _left(project: Path) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter():
         try:
-            if process.environ().get("FXPOOL_RUNTIME_DIR") == str(place / "run"):
+            if process.environ().get("FXPOOL_RUNTIME_DIR") == str(project / "run"):
                 found.append(process)
         except psutil.Error:
             continue
     return [process for process in found if process.status() != psutil.STATUS_ZOMBIE]
 
 
-def begin(place: Path, content: str, *arguments: str) -> subprocess.Popen[str]:
-    (place / "tests" / "test_it.py").write_text(content)
+def begin(project: Path, content: str, *arguments: str) -> subprocess.Popen[str]:
+    (project / "tests" / "test_it.py").write_text(content)
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "FXPOOL_"))}
-    environment |= {"FXPOOL_RUNTIME_DIR": str(place / "run"), "FXPOOL_IDLE_TIMEOUT": "1", "FXPOOL_CONFIG": os.devnull}
+    environment |= {"FXPOOL_RUNTIME_DIR": str(project / "run"), "FXPOOL_IDLE_TIMEOUT": "1", "FXPOOL_CONFIG": os.devnull}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *_PLUGIN, *arguments, "tests"]
     return subprocess.Popen(
-        command, cwd=place, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        command, cwd=project, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
 
 
-def run(place: Path, content: str, *arguments: str) -> str:
-    process = begin(place, content, *arguments)
+def run(project: Path, content: str, *arguments: str) -> str:
+    process = begin(project, content, *arguments)
     output, _ = process.communicate(timeout=200)
     assert process.returncode == 0, output
     return output
@@ -122,52 +122,52 @@ def run(place: Path, content: str, *arguments: str) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("processes", first_tier(["0", "2"], "0"))
-def test_a_line_says_what_was_done(place: Path, processes: str) -> None:
-    output = run(place, _COMPILES, "-n", processes, "--fxpool-cache", str(place / "cache"))
+def test_a_line_says_what_was_done(project: Path, processes: str) -> None:
+    output = run(project, _COMPILES, "-n", processes, "--fxpool-cache", str(project / "cache"))
     found = re.search(r"fxpool: (\d+) graph compiled, (\d+) joined, (\d+) served from the cache, ([\d.]+) s", output)
     assert found is not None, output
     compiled, joined, served = map(int, found.groups()[:3])
     assert compiled == 1 and joined + served == 1
-    assert (place / "cache").is_dir()
+    assert (project / "cache").is_dir()
 
 
-def test_nothing_is_said_where_nothing_was_done(place: Path) -> None:
-    output = run(place, "def test_nothing():\n    pass\n")
+def test_nothing_is_said_where_nothing_was_done(project: Path) -> None:
+    output = run(project, "def test_nothing():\n    pass\n")
     assert "fxpool" not in output
 
 
 @pytest.mark.slow
-def test_one_that_measures_runs_alone(place: Path) -> None:
-    output = run(place, _MEASURES, "-n", "4", "--dist", "load")
+def test_one_that_measures_runs_alone(project: Path) -> None:
+    output = run(project, _MEASURES, "-n", "4", "--dist", "load")
     assert "5 passed" in output
 
 
 @pytest.mark.slow
-def test_without_several_processes_it_just_runs(place: Path) -> None:
-    output = run(place, _MEASURES, "-k", "alone")
+def test_without_several_processes_it_just_runs(project: Path) -> None:
+    output = run(project, _MEASURES, "-k", "alone")
     assert "1 passed" in output
 
 
 @pytest.mark.slow
-def test_a_controller_that_is_killed_leaves_nothing_stopped(place: Path) -> None:
-    process = begin(place, _STAYS, "-n", "2")
-    begun = place / "tests" / "begun"
+def test_a_controller_that_is_killed_leaves_nothing_stopped(project: Path) -> None:
+    process = begin(project, _STAYS, "-n", "2")
+    begun = project / "tests" / "begun"
     end = time.monotonic() + 60
     while not begun.exists() and time.monotonic() < end:
         time.sleep(0.05)
     time.sleep(0.5)
-    assert psutil.STATUS_STOPPED in {one.status() for one in _left(place)}
+    assert psutil.STATUS_STOPPED in {one.status() for one in _left(project)}
     process.send_signal(signal.SIGKILL)
     process.communicate()
     end = time.monotonic() + 20
-    while _left(place) and time.monotonic() < end:
+    while _left(project) and time.monotonic() < end:
         time.sleep(0.1)
-    assert not _left(place)
+    assert not _left(project)
 
 
-def test_it_imports_nothing_before_it_is_needed(place: Path) -> None:
+def test_it_imports_nothing_before_it_is_needed(project: Path) -> None:
     output = run(
-        place,
+        project,
         """
 import sys
 
@@ -180,7 +180,7 @@ def test_modules():
     assert "1 passed" in output
 
 
-def test_the_marker_is_known(place: Path) -> None:
-    process = begin(place, "", "--markers")
+def test_the_marker_is_known(project: Path) -> None:
+    process = begin(project, "", "--markers")
     output, _ = process.communicate(timeout=60)
     assert "@pytest.mark.fxpool_measure(device=None)" in output

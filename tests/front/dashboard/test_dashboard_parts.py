@@ -9,11 +9,10 @@ import pytest
 
 from fxpool.codecache.store.entry import Component, Entry, Metadata, Origin
 from fxpool.codecache.store.quarantine import Record
-from fxpool.dashboard import access, entry_view, waits
-from fxpool.dashboard.failures import failures
+from fxpool.dashboard import entry_view, pool_view, web
+from fxpool.dashboard.application import Samples, failures
 from fxpool.dashboard.pool_view import Jobs
-from fxpool.dashboard.requests import Refused, Request, parse
-from fxpool.dashboard.samples import Samples
+from fxpool.dashboard.web import Refused, Request, parse
 from fxpool.pool.wire import messages as m
 
 
@@ -47,21 +46,19 @@ def test_what_is_no_request_is_refused(head: bytes) -> None:
 
 def test_hosts_of_this_machine() -> None:
     for good in ("127.0.0.1:8000", "localhost:8000", "LOCALHOST:8000", "[::1]:8000"):
-        assert access.allowed_host(good, 8000)
+        assert web.allowed_host(good, 8000)
     for bad in ("evil.example:8000", "127.0.0.1.evil.example:8000", "127.0.0.1:8001", "127.0.0.1", "", None, "a:b:c"):
-        assert not access.allowed_host(bad, 8000)
-    assert access.allowed_host("localhost", 80)
+        assert not web.allowed_host(bad, 8000)
+    assert web.allowed_host("localhost", 80)
 
 
 def test_the_secret() -> None:
-    token = access.new_token()
+    token = web.new_token()
     assert (
-        len(base64.urlsafe_b64decode(token)) == 192 // 8
-        and access.right_token(token, token)
-        and token != access.new_token()
+        len(base64.urlsafe_b64decode(token)) == 192 // 8 and web.right_token(token, token) and token != web.new_token()
     )
     for wrong in ("", token[:-1], token + "x", token.swapcase(), "\udcff", "é"):
-        assert not access.right_token(wrong, token)
+        assert not web.right_token(wrong, token)
 
 
 def facts(**changes: Any) -> dict[str, Any]:
@@ -106,11 +103,11 @@ def ask(**changes: Any) -> dict[str, Any]:
     ],
 )
 def test_what_a_job_waits_for(server: dict[str, Any], row: dict[str, Any], expected: str) -> None:
-    assert waits.reason(server, row) == expected
+    assert pool_view.wait_reason(server, row) == expected
 
 
 def test_samples_stay_few_and_cover_all_of_the_time() -> None:
-    samples = Samples(1.0, kept=10)
+    samples = Samples(1.0, most=10)
     for at in range(1000):
         samples.add(float(at), {"n": float(at)})
     assert len(samples.taken) <= 10 and samples.taken[0]["at"] == 0.0 and samples.taken[-1]["at"] >= 800
@@ -120,7 +117,7 @@ def test_samples_stay_few_and_cover_all_of_the_time() -> None:
 
 
 def test_jobs_of_servers_that_end() -> None:
-    jobs = Jobs(kept=3)
+    jobs = Jobs(most=3)
     for number in range(5):
         ended = None if number == 0 else 2.0
         record = m.JobRecord(job=number, change=1, label="g", queued=1.0, ended=ended, how="done" if ended else "")
