@@ -14,14 +14,14 @@ from typing import Any
 from fxpool import forks
 
 __all__ = [
-    "KEPT_GRAPHS", "add_compile_seconds", "add_remote_seconds", "add_seconds_saved", "count", "record_graph", "reset",
-    "snapshot",
+    "KEPT_GRAPHS", "NUMBERS", "add_compile_seconds", "add_remote_seconds", "add_seconds_saved", "count", "hit_rate",
+    "lookups", "record_graph", "reset", "snapshot",
 ]  # fmt: skip
 
 KEPT_GRAPHS = 1000  # a record is under 1 KB; limits the memory of a sweep over many models
 
-# Present from the start, so that readers need not check whether a name exists.
-_NUMBERS = (
+#: Present from the start, so that readers need not check whether a name exists.
+NUMBERS = (
     "hits",
     "misses",
     "guard_misses",
@@ -119,6 +119,16 @@ def snapshot(*, graphs: bool = True) -> dict[str, Any]:
         return result
 
 
+def lookups(counts: Mapping[str, Any]) -> int:
+    """Return how many graphs were looked up."""
+    return int(counts["hits"] + counts["misses"] + counts["guard_misses"])
+
+
+def hit_rate(counts: Mapping[str, Any]) -> float | None:
+    """Return the part of lookups that were hits; None without lookups."""
+    return counts["hits"] / lookups(counts) if lookups(counts) else None
+
+
 def reset() -> None:
     """Set all counters to zero and forget the graphs."""
     with _lock:
@@ -128,7 +138,7 @@ def reset() -> None:
 def _clear() -> None:
     global _compile_seconds, _seconds_saved, _remote_seconds
     _numbers.clear()
-    _numbers.update(dict.fromkeys(_NUMBERS, 0))
+    _numbers.update(dict.fromkeys(NUMBERS, 0))
     _tables.clear()
     _tables.update({name: dict.fromkeys(reasons, 0) for name, reasons in _TABLES.items()})
     _graphs.clear()
@@ -137,7 +147,7 @@ def _clear() -> None:
 
 def _complete() -> None:
     """Restore missing counters in a child forked while another thread was resetting them."""
-    for name in _NUMBERS:
+    for name in NUMBERS:
         _numbers.setdefault(name, 0)
     for name, reasons in _TABLES.items():
         _tables.setdefault(name, dict.fromkeys(reasons, 0))

@@ -43,7 +43,7 @@ import os
 import shutil
 import signal as signals
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 
@@ -75,11 +75,11 @@ class ConfigurationError(FxpoolError):
 
 
 class UnknownNameError(ConfigurationError):
-    """The name of an option, mode or setting is unknown; lists the known ones."""
+    """The name of an option, mode or setting is unknown. `names` are the known ones."""
 
-    def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
-        self.kind, self.name, self.known = kind, name, sorted(known)
-        super().__init__(f"unknown {kind} {name!r}", remedy=f"known: {', '.join(self.known)}")
+    def __init__(self, kind: str, name: str, names: Iterable[str]) -> None:
+        self.kind, self.name, self.names = kind, name, sorted(names)
+        super().__init__(f"unknown {kind} {name!r}", remedy=f"known: {', '.join(self.names)}")
 
 
 class UnsupportedTorchError(FxpoolError):
@@ -160,14 +160,7 @@ class NoWorkerError(PoolUnavailableError):
 
     counted = "no_worker"
 
-    def __init__(
-        self,
-        job: str,
-        reason: str,
-        last: LastAttempt = LastAttempt(),
-        *,
-        code: str = "",
-    ) -> None:
+    def __init__(self, job: str, reason: str, last: LastAttempt = LastAttempt(), *, code: str = "") -> None:
         self.job, self.reason, self.code = job, reason, code
         self.worker, self.attempts, self.log_path = last.worker, last.attempts, last.log_path
         who = f", last in process {last.worker}" if last.worker is not None else ""
@@ -207,7 +200,18 @@ class ProtocolError(PoolError):
     """A frame is malformed, longer than the limit, or of another protocol version."""
 
 
-class WorkerDiedError(PoolError):
+class _AttemptError(PoolError):
+    """The last attempt at a job failed: its `worker`, `attempts`, `log_path` and `phase` (see `LastAttempt`)."""
+
+    def __init__(self, job: str, message: str, last: LastAttempt, setting: str = "") -> None:
+        self.job = job
+        self.worker, self.attempts, self.log_path, self.phase = last.worker, last.attempts, last.log_path, last.phase
+        remedies = [f"see its output in {last.log_path}"] if last.log_path else []
+        remedies += [f"set {setting} to change the limit"] if setting else []
+        super().__init__(message, remedy="; ".join(remedies))
+
+
+class WorkerDiedError(_AttemptError):
     """A worker process ended before it answered, in each attempt at the job."""
 
     def __init__(
@@ -219,47 +223,31 @@ class WorkerDiedError(PoolError):
         exit_code: int | None = None,
         reason: str = "",
     ) -> None:
-        self.job, self.signal, self.exit_code, self.reason = job, signal, exit_code, reason
-        self.worker, self.attempts, self.log_path, self.phase = last.worker, last.attempts, last.log_path, last.phase
+        self.signal, self.exit_code, self.reason = signal, exit_code, reason
         message = f"{last.who} {_end(signal, exit_code)} while running job {job!r} ({last.circumstances})"
-        if reason:
-            message += f": {reason}"
-        super().__init__(message, remedy=f"see its output in {last.log_path}" if last.log_path else "")
+        super().__init__(job, message + (f": {reason}" if reason else ""), last)
 
 
-class JobTimeoutError(PoolError):
+class JobTimeoutError(_AttemptError):
     """A job exceeded its wall-time limit (`seconds`) and was killed with all its processes."""
 
-    def __init__(
-        self,
-        job: str,
-        seconds: float,
-        last: LastAttempt = LastAttempt(),
-    ) -> None:
-        self.job, self.seconds = job, seconds
-        self.worker, self.attempts, self.log_path, self.phase = last.worker, last.attempts, last.log_path, last.phase
-        super().__init__(
-            f"job {job!r} in {last.who} was killed at its time limit of {seconds:g} s ({last.circumstances})",
-            remedy=_see(last.log_path, "FXPOOL_JOB_TIMEOUT"),
-        )
+    def __init__(self, job: str, seconds: float, last: LastAttempt = LastAttempt()) -> None:
+        self.seconds = seconds
+        message = f"job {job!r} in {last.who} was killed at its time limit of {seconds:g} s ({last.circumstances})"
+        super().__init__(job, message, last, "FXPOOL_JOB_TIMEOUT")
 
 
-class JobMemoryError(PoolError):
+class JobMemoryError(_AttemptError):
     """A job's processes used more memory (`used`) than its `limit` (both in bytes) and were killed."""
 
-    def __init__(
-        self,
-        job: str,
-        limit: int,
-        used: int,
-        last: LastAttempt = LastAttempt(),
-    ) -> None:
-        self.job, self.limit, self.used = job, limit, used
-        self.worker, self.attempts, self.log_path, self.phase = last.worker, last.attempts, last.log_path, last.phase
+    def __init__(self, job: str, limit: int, used: int, last: LastAttempt = LastAttempt()) -> None:
+        self.limit, self.used = limit, used
         super().__init__(
+            job,
             f"job {job!r} in {last.who} was killed because it used {used / 2**20:.0f} MB of memory; "
             f"its limit is {limit / 2**20:.0f} MB ({last.circumstances})",
-            remedy=_see(last.log_path, "FXPOOL_JOB_MEMORY"),
+            last,
+            "FXPOOL_JOB_MEMORY",
         )
 
 
@@ -275,10 +263,6 @@ def signal_name(number: int) -> str:
         return f"signal {number} ({signals.Signals(number).name})"
     except ValueError:
         return f"signal {number}"
-
-
-def _see(log_path: str | None, setting: str) -> str:
-    return (f"see its output in {log_path}; " if log_path else "") + f"set {setting} to change the limit"
 
 
 class QuarantinedError(PoolError):
@@ -319,31 +303,34 @@ class CompileError(FxpoolError):
     """fxpool could not compile a graph."""
 
 
-class CannotTravelError(CompileError):
+class _ReasonError(CompileError):
+    """A graph cannot be cached, or not at this level. `reason` is the counted reason."""
+
+    _failure: str
+    _remedy = ""
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        self.reason, self.detail = reason, detail
+        super().__init__(f"{self._failure} ({reason})" + (f": {detail}" if detail else ""), remedy=self._remedy)
+
+
+class CannotTravelError(_ReasonError):
     """The graph cannot be sent to a worker at this level. `reason` is the counted reason."""
 
-    def __init__(self, reason: str, detail: str = "") -> None:
-        self.reason, self.detail = reason, detail
-        super().__init__(f"the graph cannot be sent to a worker ({reason})" + (f": {detail}" if detail else ""))
+    _failure = "the graph cannot be sent to a worker"
 
 
-class CannotReturnError(CompileError):
+class CannotReturnError(_ReasonError):
     """The compiled graph cannot be sent back from the worker. `reason` is the counted reason."""
 
-    def __init__(self, reason: str, detail: str = "") -> None:
-        self.reason, self.detail = reason, detail
-        super().__init__(f"the compiled graph cannot be sent back ({reason})" + (f": {detail}" if detail else ""))
+    _failure = "the compiled graph cannot be sent back"
 
 
-class NotKeptError(CompileError):
+class NotKeptError(_ReasonError):
     """The compiled graph cannot be cached. Raised only if the program is strict. `reason` is the counted reason."""
 
-    def __init__(self, reason: str, detail: str = "") -> None:
-        self.reason, self.detail = reason, detail
-        super().__init__(
-            f"the compiled graph cannot be cached ({reason})" + (f": {detail}" if detail else ""),
-            remedy="turn off `strict` (FXPOOL_STRICT, or torch's strict_autograd_cache) to compile it in each process",
-        )
+    _failure = "the compiled graph cannot be cached"
+    _remedy = "turn off `strict` (FXPOOL_STRICT, or torch's strict_autograd_cache) to compile it in each process"
 
 
 class NoCompilerError(CompileError):
@@ -462,43 +449,46 @@ class NotAuthenticError(StoreError):
         )
 
 
-_BUNDLE_REMEDIES = {
-    "damaged": "nothing was imported; copy or export the bundle again",
-    "other_version": "nothing was imported; export the bundle with the importing version of fxpool",
-    "unsealed": "nothing was imported; export the bundle with FXPOOL_REMOTE_KEY_FILE or --key-file",
-    "untrusted": "a bundle runs as code: if you know its origin, chown it and chmod go-w; or seal it with a key file, "
-    "or pass --trust",
-    "needs_earlier": "nothing was imported; import the bundles it builds on first, or list them before it",
-}
+class _FileError(StoreError):
+    """A file cannot be used. `name` is its name, `reason` a word, `why` the details."""
+
+    _failure: str
+    _remedies: Mapping[str, str]
+
+    def __init__(self, name: str, reason: str, why: str) -> None:
+        self.name, self.reason, self.why = name, reason, why
+        super().__init__(f"{self._failure.format(name)}: {why}", remedy=self._remedies.get(reason, ""))
 
 
-class BundleError(StoreError):
+class BundleError(_FileError):
     """A bundle cannot be used, and nothing in it was. `name` is its file, `reason` a word, `why` the details.
 
     Reasons: `damaged`, `other_version`, `unsealed`, `untrusted`, `needs_earlier`, `unreadable`, `gone`.
     """
 
-    def __init__(self, name: str, reason: str, why: str) -> None:
-        self.name, self.reason, self.why = name, reason, why
-        super().__init__(f"cannot use {name} as a bundle: {why}", remedy=_BUNDLE_REMEDIES.get(reason, ""))
+    _failure = "cannot use {} as a bundle"
+    _remedies = {
+        "damaged": "nothing was imported; copy or export the bundle again",
+        "other_version": "nothing was imported; export the bundle with the importing version of fxpool",
+        "unsealed": "nothing was imported; export the bundle with FXPOOL_REMOTE_KEY_FILE or --key-file",
+        "untrusted": "a bundle runs as code: if you know its origin, chown it and chmod go-w; or seal it with a key "
+        "file, or pass --trust",
+        "needs_earlier": "nothing was imported; import the bundles it builds on first, or list them before it",
+    }
 
 
-_CAPTURE_REMEDIES = {
-    "damaged": "copy the directory again",
-    "other_version": "record and build with the same version of fxpool",
-    "unsealed": "record with the same FXPOOL_REMOTE_KEY_FILE",
-    "sealed": "set FXPOOL_REMOTE_KEY_FILE, or pass --key-file",
-    "untrusted": "a recorded request runs as code: if you know its origin, chown it and chmod go-w; or record it with "
-    "a key file, or pass --trust",
-}
-
-
-class CaptureError(StoreError):
+class CaptureError(_FileError):
     """A recorded request cannot be used. `name` is its file, `reason` a word, `why` the details.
 
     Reasons: `damaged`, `other_version`, `unsealed`, `sealed`, `untrusted`, `unreadable`.
     """
 
-    def __init__(self, name: str, reason: str, why: str) -> None:
-        self.name, self.reason, self.why = name, reason, why
-        super().__init__(f"cannot build {name}: {why}", remedy=_CAPTURE_REMEDIES.get(reason, ""))
+    _failure = "cannot build {}"
+    _remedies = {
+        "damaged": "copy the directory again",
+        "other_version": "record and build with the same version of fxpool",
+        "unsealed": "record with the same FXPOOL_REMOTE_KEY_FILE",
+        "sealed": "set FXPOOL_REMOTE_KEY_FILE, or pass --key-file",
+        "untrusted": "a recorded request runs as code: if you know its origin, chown it and chmod go-w; or record it "
+        "with a key file, or pass --trust",
+    }

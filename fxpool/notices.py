@@ -124,9 +124,9 @@ def _frame_of_the_program() -> types.FrameType:
     return warned
 
 
-def once(what: str, text: str) -> None:
-    """Log a warning, once per `what` in this process."""
-    if _is_first("log", what):
+def once(name: str, text: str) -> None:
+    """Log a warning, once per `name` in this process."""
+    if _is_first("log", name):
         log.warning("%s", text)
 
 
@@ -144,10 +144,10 @@ def texts(reason: str) -> tuple[str, ...]:
     return tuple(text for (name, _), text in _texts.copy().items() if name == reason)
 
 
-def _is_first(*what: str) -> bool:
+def _is_first(*names: str) -> bool:
     with _lock:
-        first = what not in _said
-        _said.add(what)
+        first = names not in _said
+        _said.add(names)
     return first
 
 

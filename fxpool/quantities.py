@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import time
+from collections.abc import Mapping
 
 __all__ = [
     "DURATION_EXPECTED",
@@ -15,6 +16,7 @@ __all__ = [
     "one_line",
     "parse_duration",
     "percent",
+    "ranked",
     "size",
     "span",
 ]
@@ -33,13 +35,13 @@ def parse_duration(text: str) -> float:
     Units come from the largest to the smallest, each once. Raises ValueError for anything else, for 0 and for numbers
     beyond a float.
     """
-    given = text.strip().lower()
-    if _PLAIN.fullmatch(given):
-        seconds = float(given)
+    text = text.strip().lower()
+    if _PLAIN.fullmatch(text):
+        seconds = float(text)
     else:
         seconds, at, before = 0.0, 0, math.inf
-        while at < len(given):
-            part = _PART.match(given, at)
+        while at < len(text):
+            part = _PART.match(text, at)
             if part is None or _SECONDS[part[2]] >= before:
                 raise ValueError(text)
             before = _SECONDS[part[2]]
@@ -50,9 +52,9 @@ def parse_duration(text: str) -> float:
     return seconds
 
 
-def counted(number: int, one: str, several: str = "") -> str:
+def counted(number: int, noun: str, several: str = "") -> str:
     """Format a number with its noun: ``1 entry``, ``2,000 entries``; without `several` the plural ends in s."""
-    return f"{number:,} {one if number == 1 else several or one + 's'}"
+    return f"{number:,} {noun if number == 1 else several or noun + 's'}"
 
 
 def size(number: float) -> str:
@@ -75,6 +77,12 @@ def digits(number: float) -> str:
 def percent(fraction: float, digits: int = 0) -> str:
     """Format a part of 1 in percent: ``9 %``."""
     return f"{100 * fraction:.{digits}f} %"
+
+
+def ranked(counts: Mapping[str, int]) -> str:
+    """Format counts by name, the largest first: ``guard 3, tensor 1``."""
+    pairs = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
+    return ", ".join(f"{one_line(name)} {number}" for name, number in pairs)
 
 
 def span(seconds: float) -> str:

@@ -23,7 +23,7 @@ from typing import Any
 
 import msgspec
 
-from fxpool import directories
+from fxpool import counters, directories
 from fxpool.codecache.store.blobs import UnsafeFileError, read_stored, write_private
 from fxpool.errors import StoreError
 
@@ -31,7 +31,7 @@ __all__ = ["KEPT_DAYS", "NUMBERS", "TABLES", "Totals", "add", "added", "clear", 
 
 KEPT_DAYS = 30
 #: Counters of `fxpool.counters` that are totalled: plain numbers, and tables by reason.
-NUMBERS = ("hits", "misses", "guard_misses", "joined", "restarts", "corrupt_entries", "entries_written", "quarantined")
+NUMBERS = counters.NUMBERS
 TABLES = ("compiles", "bypasses", "fallbacks", "switched_off", "eager_calls")
 
 _DIRECTORY = "stats"
@@ -85,9 +85,7 @@ class Totals(msgspec.Struct, kw_only=True, omit_defaults=True):
     @property
     def hit_rate(self) -> float | None:
         """The part of lookups that were hits; None without lookups."""
-        hits = self.counted.get("hits", 0)
-        lookups = hits + self.counted.get("misses", 0) + self.counted.get("guard_misses", 0)
-        return hits / lookups if lookups else None
+        return counters.hit_rate(self.plain())
 
     def is_empty(self) -> bool:
         """Return whether all counters are zero."""

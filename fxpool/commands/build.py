@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from fxpool import config, quantities
-from fxpool.commands.cache import SHORT
-from fxpool.commands.output import FOUND_WRONG, fail, width, wrapped
+from fxpool.commands.output import FOUND_WRONG, SHORT, fail, width, wrapped
 
 if TYPE_CHECKING:
     from fxpool.codecache.bundle.authentication import Keyring

@@ -14,7 +14,7 @@ import click
 import msgspec
 
 from fxpool import config, quantities
-from fxpool.commands.output import FOUND_WRONG, fail, filled, width, wrapped
+from fxpool.commands.output import FOUND_WRONG, SHORT, fail, filled, show_rows, width, wrapped
 
 if TYPE_CHECKING:
     from fxpool.codecache.store.bounds import Bounds
@@ -23,9 +23,8 @@ if TYPE_CHECKING:
     from fxpool.codecache.store.host_statistics import Totals
     from fxpool.codecache.store.store import LocalStore, StoredEntry
 
-__all__ = ["cache", "stats"]
+__all__ = ["cache", "existing_store", "stats"]
 
-SHORT = 12  # characters of a key that are shown; enough to identify it
 _LABEL = 11  # width of the labels of `cache show`
 
 
@@ -40,7 +39,7 @@ def stats(as_json: bool, zero: bool) -> None:
     """
     from fxpool.codecache.store import collector, contents, host_statistics
 
-    store = _store()
+    store = existing_store()
     if zero:
         if store is not None:
             host_statistics.clear(store.root)
@@ -92,12 +91,9 @@ def stats(as_json: bool, zero: bool) -> None:
             rows["hit rate"] = quantities.percent(total.hit_rate)
         for counter, table in total.reasons.items():
             if counter != "compiles":
-                ranked = sorted(table.items(), key=lambda pair: (-pair[1], pair[0]))
-                rows[counter.replace("_", " ")] = ", ".join(f"{reason} {number}" for reason, number in ranked)
+                rows[counter.replace("_", " ")] = quantities.ranked(table)
         rows |= {day: _counted(one) for day, one in reversed(days.items())}
-    before = max(map(len, rows))
-    for name, value in rows.items():
-        click.echo(wrapped(f"{name:<{before}}  ", value, width()))
+    show_rows([*rows.items()])
 
 
 def _bounds(max_bytes: int | None, max_files: int | None) -> str:
@@ -130,7 +126,7 @@ def cache_list(as_json: bool) -> None:
 
     Each with its function and inputs; in a pipe, one line per entry.
     """
-    store = _store()
+    store = existing_store()
     entries = sorted(store.scan(), key=lambda one: one.used, reverse=True) if store else []
     if as_json:
         for one in entries:
@@ -176,7 +172,7 @@ def _inputs(entry: Entry) -> str:
 @click.option("--code", is_flag=True, help="Show the generated wrappers and kernels (imports torch).")
 def cache_show(key: str, as_json: bool, code: bool) -> None:
     """Show all entries whose key starts with KEY, in detail."""
-    store = _store()
+    store = existing_store()
     entries = [one for one in store.scan() if one.key.startswith(key.lower())] if store and key else []
     keys = sorted({one.key for one in entries})
     if not keys:
@@ -274,7 +270,7 @@ def cache_verify(recompute: int, seed: int) -> None:
 
     Damaged blobs are moved to `aside`. The exit status is 1 if something is damaged or differs.
     """
-    store = _store()
+    store = existing_store()
     sound: list[Entry] = []
     unreadable, incomplete = [], []
     for one in store.scan() if store else ():
@@ -307,7 +303,7 @@ def cache_quarantine(key: str | None, release_all: bool, as_json: bool) -> None:
     """
     from fxpool.codecache.store import quarantine
 
-    store = _store()
+    store = existing_store()
     records = list(quarantine.scan(store.root)) if store is not None else []
     if key is not None or release_all:
         chosen = [record for record in records if release_all or (key and record.key.startswith(key.lower()))]
@@ -346,7 +342,7 @@ def cache_gc(max_bytes: str | None, max_files: str | None, dry_run: bool, as_jso
     given = {name: value for name, value in asked.items() if value is not None}
     settings = config.override(config.current(), given, "fxpool cache gc")
     bounds = Bounds(settings.cache_max_bytes, settings.cache_max_files)
-    store = _store()
+    store = existing_store()
     collected = collector.collect(store.root, bounds, dry_run=dry_run) if store is not None else collector.Collected()
     if as_json:
         left = collected.before - collected.freed
@@ -392,7 +388,7 @@ def cache_clear(yes: bool, everything: bool) -> None:
     """
     from fxpool.codecache.store import contents
 
-    store = _store()
+    store = existing_store()
     if store is None:
         click.echo(f"no cache in {config.current().cache_dir}")
         return
@@ -425,7 +421,7 @@ def _listed(shares: dict[str, Any]) -> str:
     return f"{', '.join(parts[:-1])} and {parts[-1]} ({quantities.size(sum(share.bytes for share in ours.values()))})"
 
 
-def _store() -> LocalStore | None:
+def existing_store() -> LocalStore | None:
     """Return the configured store; None if its directory does not exist, which must not be created here.
 
     Raises OSError if the directory cannot be read: reporting an empty cache would be wrong.

@@ -6,22 +6,20 @@ Modules are imported inside functions, so that `fxpool --help` answers at once.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 from fxpool import config, quantities
-from fxpool.commands.output import FOUND_WRONG, fail, filled, width, wrapped
+from fxpool.commands.cache import existing_store
+from fxpool.commands.output import FOUND_WRONG, SHORT, fail, filled, width, wrapped
 
 if TYPE_CHECKING:
     from fxpool.codecache.store.entry import Entry
     from fxpool.codecache.store.store import LocalStore
 
 __all__ = ["frames"]
-
-_SHORT = 12  # characters of a key, as in the other commands
 
 
 class _Frame(NamedTuple):
@@ -89,12 +87,12 @@ def frames_show(frame: str, as_json: bool, code: bool) -> None:
 
     one = _chosen(frame)
     record = one.record()
-    found = [*readable.facts(record)]
+    facts = [*readable.facts(record)]
     if as_json:
-        click.echo(json.dumps({"frame": one.name, **_origin(one), "facts": found}))
+        click.echo(json.dumps({"frame": one.name, **_origin(one), "facts": facts}))
         return
     click.echo(wrapped(f"{'frame':<12}", f"{one.name}, {_function(one)}", width()))
-    for kind, text in found:
+    for kind, text in facts:
         click.echo(wrapped(f"{kind:<12}", quantities.one_line(text), width()))
     if code:
         import dis
@@ -127,18 +125,13 @@ def frames_diff(first: str, second: str) -> None:
 
 
 def _frames() -> Iterator[_Frame]:
-    from fxpool.codecache.store.store import LocalStore
-
-    cache_dir = config.current().cache_dir
-    if not os.path.lexists(cache_dir):  # looking must not create it
+    store = existing_store()
+    if store is None:
         return
-    with os.scandir(cache_dir):  # raises if it cannot be read: an empty cache would be wrong
-        pass
-    store = LocalStore(str(cache_dir))
     for stored in store.scan():
         entry = stored.entry
         if entry is not None and isinstance(entry.content, dict) and entry.content.get("level") == "frame":
-            yield _Frame(f"{entry.key[:_SHORT]}.{stored.name[:8]}", entry, stored.used, store)
+            yield _Frame(f"{entry.key[:SHORT]}.{stored.name[:8]}", entry, stored.used, store)
 
 
 def _chosen(name: str) -> _Frame:

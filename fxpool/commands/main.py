@@ -15,14 +15,12 @@ from fxpool.commands import (
     build,
     bundles,
     cache,
+    cache_files,
     dashboard,
-    device,
     doctor,
     farm,
     frames,
-    keys,
     program,
-    remove,
     report,
     server,
     settings,
@@ -77,10 +75,10 @@ for command in (
     server.stop,
     dashboard.dashboard,
     dashboard.metrics,
-    device.device,
+    settings.device,
     bench.bench,
     report.bug_report,
 ):
     main.add_command(command)
-cache.cache.add_command(keys.key)
-cache.cache.add_command(remove.cache_remove)
+cache.cache.add_command(cache_files.key)
+cache.cache.add_command(cache_files.cache_remove)

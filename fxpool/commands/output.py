@@ -24,8 +24,11 @@ from rich.console import Console
 from fxpool import quantities
 from fxpool.errors import FxpoolError
 
-__all__ = ["Commands", "Duration", "Listen", "console", "fail", "filled", "width", "wrapped"]
+__all__ = [
+    "SHORT", "Commands", "Duration", "Listen", "console", "fail", "filled", "show_rows", "width", "wrapped",
+]  # fmt: skip
 
+SHORT = 12  # characters of a key that are shown; enough to identify it
 FOUND_WRONG, MISTAKE, INTERRUPTED, NOBODY_READS = 1, 2, 130, 141
 # Columns of tables in a file or a pipe, which have no width; 80 would wrap lines that fit into a log.
 _WIDE = 120
@@ -104,8 +107,8 @@ class Listen(click.ParamType):
 
 def console() -> Console:
     """Return a console for tables and live displays, without colours if NO_COLOR is set."""
-    made = _Console(highlight=False)
-    return made if made.is_terminal else _Console(highlight=False, width=width() or _WIDE)
+    shown = _Console(highlight=False)
+    return shown if shown.is_terminal else _Console(highlight=False, width=width() or _WIDE)
 
 
 class _Console(Console):
@@ -117,8 +120,8 @@ class _Console(Console):
 def width() -> int | None:
     """Return the columns of a line: COLUMNS or the terminal's; None if the output is a file or a pipe."""
     with contextlib.suppress(ValueError):
-        if (asked := int(os.environ.get("COLUMNS", ""))) > 0:
-            return asked
+        if (columns := int(os.environ.get("COLUMNS", ""))) > 0:
+            return columns
     try:
         return os.get_terminal_size(sys.stdout.fileno()).columns or None
     except (OSError, ValueError, AttributeError):
@@ -166,6 +169,13 @@ def filled(first: str, parts: Sequence[str], columns: int | None) -> str:
         else:
             lines += wrapped(indent, part, columns).split("\n")
     return "\n".join(line.rstrip() for line in lines if line.strip())
+
+
+def show_rows(rows: Sequence[tuple[str, str]]) -> None:
+    """Print a line for each name with its value, aligned."""
+    before = max(len(name) for name, _ in rows)
+    for name, value in rows:
+        click.echo(wrapped(f"{name:<{before}}  ", value, width()))
 
 
 def _said(message: str, status: int) -> int:

@@ -28,7 +28,7 @@ from typing import Any, NoReturn
 import click
 
 from fxpool import config, quantities, setting_values, temporary
-from fxpool.commands.output import FOUND_WRONG, fail, width, wrapped
+from fxpool.commands.output import FOUND_WRONG, fail, show_rows, width, wrapped
 
 __all__ = ["capture", "run", "warm"]
 
@@ -78,10 +78,7 @@ def warm(arguments: tuple[str, ...], as_module: bool, mode: str | None) -> None:
     command, variables = _command(arguments, as_module, mode)
     status, reports = _report(command, variables, wait=True)
     lost = _show_warm(reports)
-    if status:
-        click.echo(f"the program ended with {_status(status)}", err=True)
-        _end(status)
-    raise SystemExit(FOUND_WRONG if lost else 0)
+    _end_of_report(status, not lost)
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
@@ -98,10 +95,7 @@ def capture(arguments: tuple[str, ...], as_module: bool, mode: str | None, direc
     variables[config.variable("capture")] = os.path.abspath(directory)
     status, reports = _report(command, variables, wait=True)
     recorded = _show_capture(reports, directory)
-    if status:
-        click.echo(f"the program ended with {_status(status)}", err=True)
-        _end(status)
-    raise SystemExit(0 if recorded else FOUND_WRONG)
+    _end_of_report(status, bool(recorded))
 
 
 # ---------------------------------------------------------------- the program
@@ -149,6 +143,13 @@ def _report(command: list[str], variables: dict[str, str], *, wait: bool) -> tup
 
 def _handled(stack: contextlib.ExitStack, number: int, handler: Any) -> None:
     stack.callback(signal.signal, number, signal.signal(number, handler))
+
+
+def _end_of_report(status: int, succeeded: bool) -> NoReturn:
+    if status:
+        click.echo(f"the program ended with {_status(status)}", err=True)
+        _end(status)
+    raise SystemExit(0 if succeeded else FOUND_WRONG)
 
 
 def _end(status: int) -> NoReturn:
@@ -221,11 +222,9 @@ def _show_warm(reports: list[dict[str, Any]]) -> int:
         caches, hits = ", ".join(total.directories) or "off", quantities.counted(total.inductor_hits, "hit")
         rows["by Inductor"] = f"{total.inductor_compiled} compiled, {hits}; its cache: {caches}"
     rows |= {"fallbacks": str(total.fallbacks), "not stored": str(lost)}
-    before = max(map(len, rows))
     directories = sorted({report["cache_dir"] for report in reports} or {str(config.current().cache_dir)})
     contents = [("cache", f"{directory}: {_contents(directory)}") for directory in directories]
-    for name, value in [*rows.items(), *contents]:
-        click.echo(wrapped(f"{name:<{before}}  ", value, width()))
+    show_rows([*rows.items(), *contents])
     if not total.hits + total.compiled + total.inductor_compiled + total.inductor_hits:
         click.echo("no graph was compiled: the program called no compiled function, or was killed")
     for report in reports:

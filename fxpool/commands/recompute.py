@@ -8,15 +8,13 @@ from typing import TYPE_CHECKING
 import click
 
 from fxpool import config, quantities
-from fxpool.commands.output import fail
+from fxpool.commands.output import SHORT, fail
 
 if TYPE_CHECKING:
     from fxpool.codecache.store.entry import Entry
     from fxpool.codecache.store.store import LocalStore
 
 __all__ = ["verify_again"]
-
-_SHORT = 12  # characters of a key, as in the other commands
 
 
 def verify_again(entries: Sequence[Entry], store: LocalStore, count: int, seed: int) -> bool:
@@ -28,7 +26,7 @@ def verify_again(entries: Sequence[Entry], store: LocalStore, count: int, seed: 
     chosen = verification.sample(entries, count, seed)
     equal = failed = differing = 0
     for entry, found in verification.recomputed(chosen, store, seed):
-        line = f"{entry.key[:_SHORT]}  {_name(entry)}"
+        line = f"{entry.key[:SHORT]}  {_name(entry)}"
         if isinstance(found, str):
             failed += 1
             click.echo(f"{line}  could not be recompiled: {found}")

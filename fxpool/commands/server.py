@@ -138,7 +138,9 @@ def _lines(name: str, facts: dict[str, Any]) -> list[tuple[str, str]]:
     limits, rules, memory, zygote = facts["limits"], facts["limits"]["rules"], facts["memory"], facts["zygote"]
     processes = len({pid for pid in facts["clients"] if pid != os.getpid()})
     ready = f"ready after {zygote['preload_seconds']:.1f} s" if "preload_seconds" in zygote else zygote["state"]
-    seconds = f"{_long(limits['job_seconds'])} ({rules['job_seconds']})" if limits["job_seconds"] else "any time"
+    seconds = (
+        f"{quantities.span(limits['job_seconds'])} ({rules['job_seconds']})" if limits["job_seconds"] else "any time"
+    )
     rows = {
         "clients": quantities.counted(processes, "process", "processes"),
         "workers": f"{facts['slots'] - facts['slots_free']} of {facts['slots']} busy ({facts['slots_rule']})",
@@ -150,25 +152,27 @@ def _lines(name: str, facts: dict[str, Any]) -> list[tuple[str, str]]:
         "zygote": ready,
         "log": f"{facts['directory']}/server.log",
     }
-    state = f"server {facts['server_pid']}{', ending' if facts['draining'] else ''}, up {_long(facts['seconds'])}"
+    state = (
+        f"server {facts['server_pid']}{', ending' if facts['draining'] else ''}, up {quantities.span(facts['seconds'])}"
+    )
     lines = [(f"{name}  ", state), *((f"  {label:<9}", text) for label, text in rows.items())]
     for job in facts["running"]:
         kind = "sub-job for" if job["sub_job"] else "for"
         who = ", ".join(map(str, job["wanted_by"])) or "no client"
         attempt = f", attempt {job['attempt']}" if job["attempt"] > 1 else ""
         phase = f", {job['phase']}" if job["phase"] else ""
-        text = f"{job['label']}{phase}, {_long(job['seconds'])}{attempt}, {kind} {who}"
+        text = f"{job['label']}{phase}, {quantities.span(job['seconds'])}{attempt}, {kind} {who}"
         lines.append((f"  worker {job['pid']}  ", text))
     away = {job["job"] for farm in facts["farms"] for job in farm["jobs"]}
     for farm in facts["farms"]:
         lines.append((f"  {'farm':<9}", _farm(farm)))
         for job in farm["jobs"]:
             late = ", late: it runs here, too" if job["late"] else ""
-            lines.append((f"  {'away':<9}", f"{job['label']}, {_long(job['seconds'])}{late}"))
+            lines.append((f"  {'away':<9}", f"{job['label']}, {quantities.span(job['seconds'])}{late}"))
     for ask in facts["waiting"]:
         if not ask["running"] and ask["job"] not in away:
             background = ", in the background" if ask["priority"] < 0 else ""
-            text = f"{ask['label']}, {_long(ask['seconds'])}, for {ask['client']}{background}"
+            text = f"{ask['label']}, {quantities.span(ask['seconds'])}, for {ask['client']}{background}"
             lines.append((f"  {'waits':<9}", text))
     return lines
 
@@ -192,13 +196,6 @@ def _mark(limits: dict[str, Any]) -> str:
     if limits["host_used"] > limits["host_mark"]:
         return f"above {mark}: no new jobs while others run"
     return f"was above {mark}: the next job waits until the server checks again"
-
-
-def _long(seconds: float) -> str:
-    whole = int(seconds)
-    if whole < 120:
-        return f"{seconds:.0f} s"
-    return f"{whole // 60} min" if whole < 7200 else f"{whole / 3600:.1f} h"
 
 
 def _mb(size: float) -> str:

@@ -1,4 +1,7 @@
-"""The command ``fxpool config``: the settings in force, and where each comes from."""
+"""The commands ``fxpool config``, for settings and their sources, and ``fxpool device``, for facts about GPUs.
+
+torch is imported inside functions, so that `fxpool --help` answers at once.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,11 @@ from typing import Any
 import click
 
 from fxpool import config, setting_values
-from fxpool.commands.output import width, wrapped
+from fxpool.commands.output import show_rows
 from fxpool.errors import UnknownNameError
 from fxpool.setting_values import without_secrets
 
-__all__ = ["settings"]
+__all__ = ["device", "settings"]
 
 _VALUE = 28  # columns of a value before its source; longer values push the source to the right
 _MODES = ", ".join(f"`{mode}`" for mode in setting_values.WORKING_MODES)
@@ -57,10 +60,9 @@ def settings(names: tuple[str, ...], as_json: bool) -> None:
         }
         click.echo(json.dumps(rows))
         return
-    before = max(map(len, chosen))
-    for name, source in chosen.items():
-        value = f"{_shown(name, getattr(current, name)):<{_VALUE}}"
-        click.echo(wrapped(f"{name:<{before}}  ", f"{value}  {source}", width()))
+    show_rows(
+        [(name, f"{_shown(name, getattr(current, name)):<{_VALUE}}  {source}") for name, source in chosen.items()]
+    )
 
 
 def _plain(value: Any) -> Any:
@@ -90,3 +92,34 @@ def _shown(name: str, value: Any) -> str:
 def _described(text: str) -> str:
     plain = text.replace("one of `WORKING_MODES`", _MODES).replace("``", "`")
     return plain.replace("; None: ", "; if not set: ").replace(" None: ", " If not set: ")
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Output all facts, one JSON object per device.")
+def device(as_json: bool) -> None:
+    """Show the facts of CUDA devices that compiled code depends on.
+
+    Workers answer Inductor and Triton from these facts without opening a device. Devices with equal facts
+    share compiled graphs.
+    """
+    import torch
+
+    if not torch.cuda.is_available():
+        raise click.ClickException("torch sees no CUDA device")
+    if torch.version.hip:
+        raise click.ClickException("facts exist for NVIDIA devices only; workers open AMD devices themselves")
+    from fxpool.torch_compat.cuda import device_facts
+
+    seen: dict[str, int] = {}
+    for index in range(torch.cuda.device_count()):
+        facts = device_facts.capture(index)
+        if as_json:
+            click.echo(json.dumps({"index": index, **device_facts.plain(facts)}))
+            continue
+        same = seen.setdefault(facts.described(), index)
+        shared = "" if same == index else f"  shares compiled graphs with device {same}"
+        memory = int(facts.properties.get("total_memory", 0)) >> 20
+        processors = facts.driver["multiprocessor_count"]
+        click.echo(
+            f"{index}  {facts.name}  {facts.target}  {processors} processors  {facts.clock} MHz  {memory} MiB{shared}"
+        )

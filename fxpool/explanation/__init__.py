@@ -1,7 +1,6 @@
 """``fxpool.explain`` and ``fxpool cache explain``: why graphs were compiled, and how two keys differ.
 
     process    this process: its latest misses, and each bypass, fallback and switch that it counted
-    no_graph   this process, if no graph came to fxpool
     keys       two entries, or an entry and the nearest other entry
 
 They compare the details stored in entries (`codecache.explain.comparison`, `codecache.explain.misses`);

@@ -33,11 +33,11 @@ def compare(a: Any, b: Any = None) -> Comparison:
         NoEntryError: no entry matches a key, several match, or there is no other entry to compare with.
         TypeError: `a` or `b` is something else.
     """
-    there = entries()
-    first = _side(a, there)
+    stored = entries()
+    first = _side(a, stored)
     if b is not None:
-        return nearest.compared(first, _side(b, there))
-    other = nearest.nearest(first, there)
+        return nearest.compared(first, _side(b, stored))
+    other = nearest.nearest(first, stored)
     if other is None:
         raise NoEntryError(first.key, "the cache has no other entry to compare it with")
     return nearest.compared(other, first, nearest.NEAREST)
@@ -57,20 +57,20 @@ def missed() -> list[misses.Miss]:
     return kept
 
 
-def _side(what: Any, there: Sequence[Entry]) -> Side:
-    if isinstance(what, Entry):
-        return Side.of(what)
-    key = what.get("key", what) if isinstance(what, Mapping) else what
+def _side(subject: Any, stored: Sequence[Entry]) -> Side:
+    if isinstance(subject, Entry):
+        return Side.of(subject)
+    key = subject.get("key", subject) if isinstance(subject, Mapping) else subject
     if key is None:
-        raise NoEntryError(str(what.get("label", "")), "the graph has no key; `fxpool.explain()` says why")
+        raise NoEntryError(str(subject.get("label", "")), "the graph has no key; `fxpool.explain()` says why")
     if not isinstance(key, str):
-        raise TypeError(f"{type(what).__name__} is not a key, entry or record of fxpool.stats()['graphs']")
-    found = [entry for entry in there if key and entry.key.startswith(key.lower())]
-    matching = sorted({entry.key for entry in found})
+        raise TypeError(f"{type(subject).__name__} is not a key, entry or record of fxpool.stats()['graphs']")
+    starting = [entry for entry in stored if key and entry.key.startswith(key.lower())]
+    matching = sorted({entry.key for entry in starting})
     if len(matching) > 1:
         raise NoEntryError(key, f"{len(matching)} keys start like this: {', '.join(one[:20] for one in matching[:8])}")
-    if found:
-        return Side.of(found[-1])
+    if starting:
+        return Side.of(starting[-1])
     for miss in reversed(missed()):
         if key and miss.side.key.startswith(key.lower()):
             return miss.side

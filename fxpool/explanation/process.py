@@ -1,4 +1,7 @@
-"""Explains why this process compiled graphs: its latest misses, and each bypass, fallback and switch it counted."""
+"""Explains why this process compiled graphs: its latest misses, and each bypass, fallback and switch it counted.
+
+If no graph came to fxpool, it says why: Dynamo is off, traced nothing, stopped, or has another backend.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +9,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fxpool import counters, notices, reasons
+from fxpool import counters, notices, quantities, reasons
 from fxpool.codecache.explain import misses
 from fxpool.codecache.explain.misses import MissExplanation
 from fxpool.codecache.store.entry import Entry
-from fxpool.explanation import keys, no_graph
-from fxpool.explanation.no_graph import NoGraph
+from fxpool.explanation import keys
 from fxpool.results import markup
-from fxpool.torch_compat.dynamo import traced
+from fxpool.torch_compat.dynamo.traced import Traced, traced
 
-__all__ = ["CountedReason", "ProcessExplanation", "counted_reasons", "explain"]
+__all__ = ["CountedReason", "NoGraph", "ProcessExplanation", "counted_reasons", "explain", "why_no_graph"]
+
+_BREAKS = 3  # reasons of Dynamo that are shown
 
 
 @dataclass(frozen=True, repr=False)
@@ -56,6 +60,27 @@ class CountedReason:
 
 
 @dataclass(frozen=True, repr=False)
+class NoGraph:
+    """Why no graph came to fxpool in this process: `why` is a sentence, `advice` a remedy.
+
+    `breaks` are Dynamo's reasons to leave functions to Python.
+    """
+
+    why: str
+    advice: str
+    breaks: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return "\n".join([f"no graph: {self.why}", *(f"  {line}" for line in (*self.breaks, self.advice))])
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        rows = [("Dynamo", reason) for reason in self.breaks]
+        return markup.block(f"no graph: {self.why}", markup.table([*rows, ("do", self.advice)]))
+
+
+@dataclass(frozen=True, repr=False)
 class ProcessExplanation:
     """Why this process compiled graphs: its `misses`, oldest first, and the `reasons` it counted.
 
@@ -87,7 +112,7 @@ def explain() -> ProcessExplanation:
     entries = keys.entries() if kept else []
     missed = tuple(misses.explained(miss, _before(miss, entries)) for miss in kept)
     no_graphs = not (counted["graphs"] or any(counted["borrowed"].values()))
-    why = no_graph.explained(traced.traced()) if no_graphs else None
+    why = why_no_graph(traced()) if no_graphs else None
     return ProcessExplanation(missed, tuple(counted_reasons(counted)), why)
 
 
@@ -127,3 +152,35 @@ def _example(counter: str, name: str, graphs: Sequence[Mapping[str, Any]]) -> st
             detail = str(record.get("details", {}).get(wanted, ""))
             return f"{shown}: {detail}" if detail else shown
     return ""
+
+
+def why_no_graph(counts: Traced) -> NoGraph:
+    """Explain why fxpool had no graph, from Dynamo's counts."""
+    if counts.off:
+        return NoGraph(f"{counts.off} turns torch.compile off, so functions run eagerly", "Remove that switch.")
+    if counts.graphs:
+        number = quantities.counted(counts.graphs, "graph")
+        return NoGraph(
+            f"Dynamo made {number}, but gave none to fxpool",
+            'Use torch.compile(..., backend="fxpool"). After fxpool.install(), backend="inductor" sends whole graphs '
+            "only in mode subprocess; see docs/install.md.",
+        )
+    if counts.breaks or counts.frames > counts.finished:
+        stopped = quantities.counted(counts.frames - counts.finished, "function")
+        more = len(counts.breaks) - _BREAKS
+        breaks = (*counts.breaks[:_BREAKS], *([f"{more} more"] if more > 0 else []))
+        return NoGraph(
+            f"Dynamo stopped while it traced {stopped} (of {counts.frames}), which then ran eagerly",
+            "torch.compile(..., fullgraph=True) raises the reason with its line; TORCH_LOGS=graph_breaks logs all.",
+            breaks,
+        )
+    if counts.frames:
+        return NoGraph(
+            "the functions that Dynamo traced compute nothing with tensors",
+            "Compile the function or module that does.",
+        )
+    return NoGraph(
+        "Dynamo traced no function in this process, so everything ran eagerly",
+        "Call the function that torch.compile returned, in this process: torch.compile alone traces nothing. Dynamo "
+        "skips functions under torch.compiler.disable, and those of torch itself.",
+    )

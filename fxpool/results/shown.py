@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from fxpool import quantities
+from fxpool import counters, quantities
 from fxpool.results import markup
 
 __all__ = ["ShownGraphs", "ShownStats"]
@@ -43,15 +43,15 @@ class ShownStats(dict[str, Any]):
             "saved": f"{self['seconds_saved']:.1f} s of compile time",
         }
         rows |= {_words(name): str(self[name]) for name in _NUMBERS if self[name]}
-        rows |= {_words(name): _ranked(self[name]) for name in _TABLES if self[name]}
+        rows |= {_words(name): quantities.ranked(self[name]) for name in _TABLES if self[name]}
         if any(remote.values()):
-            rows["remote cache"] = f"{_ranked(remote)}; {self['remote_seconds']:.1f} s waited for"
+            rows["remote cache"] = f"{quantities.ranked(remote)}; {self['remote_seconds']:.1f} s waited for"
         if any(self["leases"].values()):
-            rows["leases"] = _ranked(self["leases"])
+            rows["leases"] = quantities.ranked(self["leases"])
         if any(self["farm"].values()):
-            rows["farm"] = _ranked(self["farm"])
+            rows["farm"] = quantities.ranked(self["farm"])
         if self["background"]:
-            rows["background"] = _ranked(Counter(graph["state"] for graph in self["background"]))
+            rows["background"] = quantities.ranked(Counter(graph["state"] for graph in self["background"]))
         rows["cache directory"] = "none yet"
         if store is not None:
             entries = quantities.counted(store["entries"], "entry", "entries")
@@ -78,7 +78,7 @@ class ShownGraphs(list[Any]):
         return list, (list(self),)
 
     def _title(self) -> str:
-        states = _ranked(Counter(graph["state"] for graph in self))
+        states = quantities.ranked(Counter(graph["state"] for graph in self))
         more = f"; the first {_MOST}:" if len(self) > _MOST else ""
         return f"graphs compiled in the background: {states or 'none'}{more}"
 
@@ -98,8 +98,8 @@ class ShownGraphs(list[Any]):
 
 def _lookups(counts: Mapping[str, Any]) -> str:
     """Format as ``12 hits of 15 graphs (80 %), 3 misses``."""
-    graphs = counts["hits"] + counts["misses"] + counts["guard_misses"]
-    rate = f" ({quantities.percent(counts['hits'] / graphs)})" if graphs else ""
+    graphs, fraction = counters.lookups(counts), counters.hit_rate(counts)
+    rate = f" ({quantities.percent(fraction)})" if fraction is not None else ""
     parts = [f"{quantities.counted(counts['hits'], 'hit')} of {quantities.counted(graphs, 'graph')}{rate}"]
     parts += [quantities.counted(counts["misses"], "miss", "misses")] if counts["misses"] else []
     parts += (
@@ -107,11 +107,6 @@ def _lookups(counts: Mapping[str, Any]) -> str:
     )
     parts += [f"{counts['joined']} joined"] if counts["joined"] else []
     return ", ".join(parts)
-
-
-def _ranked(table: Mapping[str, int]) -> str:
-    ranked = sorted(table.items(), key=lambda pair: (-pair[1], pair[0]))
-    return ", ".join(f"{quantities.one_line(reason)} {number}" for reason, number in ranked)
 
 
 def _words(name: str) -> str:

@@ -14,10 +14,10 @@ log = notices.logger(__name__)
 
 
 class _Watcher(events.Listener, Protocol):
-    """A listener with a name for messages, `what`."""
+    """A listener with a name for messages, `name`."""
 
     @property
-    def what(self) -> str: ...
+    def name(self) -> str: ...
 
     def close(self) -> None: ...
 
@@ -48,7 +48,7 @@ def attach() -> None:
         try:
             watcher.close()
         except Exception as error:
-            log.warning("could not close %s: %s", watcher.what, error)
+            log.warning("could not close %s: %s", watcher.name, error)
 
 
 def _made_for(settings: config.Settings) -> list[_Watcher]:

@@ -70,7 +70,7 @@ class Lines:
         self._closed = False
         self._lock = forks.lock(self, "_lock")
         self._begun = time.monotonic()
-        self.what = f"progress {_named(file)}"
+        self.name = f"progress {_named(file)}"
 
     def on_state(self, event: State) -> None:
         line = f"{self._prefix}{event.at - self._begun:.3f} {event.graph}: {_told(event)}\n"
@@ -95,7 +95,7 @@ class Lines:
 class Terminal:
     """Writes lines about graphs that are done, and those that take long. See `Summary`."""
 
-    what = "progress on the terminal"
+    name = "progress on the terminal"
 
     def __init__(self, file: File = None) -> None:
         self._file: Callable[[], File] = (lambda: sys.stderr) if file is None else (lambda: file)
@@ -146,7 +146,7 @@ class Terminal:
             self._say(last=True)
         except Exception as error:
             self._over.set()
-            notices.log.warning("%s stopped: %s", self.what, error)
+            notices.log.warning("%s stopped: %s", self.name, error)
 
     def _say(self, *, last: bool) -> None:
         with self._lock:

@@ -133,4 +133,4 @@ def _dropped_if_it_raises(listener: Listener) -> Iterator[None]:
         yield
     except Exception as error:
         unlisten(listener)
-        log.warning("%s stopped: %s", getattr(listener, "what", type(listener).__name__), error)
+        log.warning("%s stopped: %s", getattr(listener, "name", type(listener).__name__), error)

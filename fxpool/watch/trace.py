@@ -33,7 +33,7 @@ class TraceFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.what = f"the trace {path}"
+        self.name = f"the trace {path}"
         self._lock = forks.lock(self, "_lock")
         self._named: set[int] = set()
         self._numbers = 0

@@ -420,15 +420,6 @@ def _attach() -> None:
     configured.attach()
 
 
-def _watch_clearing() -> None:
-    from fxpool.torch_compat.inductor import cache_artifacts
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cache_artifacts, "_CACHES", ())  # the methods stay as they are
-        patch.setattr(cache_artifacts, "_watching", False)
-        cache_artifacts.watch_clearing(lambda cache: None)
-
-
 def _surrounded() -> None:
     from fxpool.torch_compat.frames import converting
 
@@ -509,16 +500,13 @@ CASES: dict[str, Callable[[Path], Case]] = {
     "fxpool/watch/configured.py:_lock": _of_module("fxpool.watch.configured", "_lock", _attach),
     "fxpool/notices.py:_lock": _of_module("fxpool.notices", "_lock", lambda: notices.once("forks", "said by a test")),
     "fxpool/commands/server.py:_serve.ended": _of_event,
-    "fxpool/dashboard/metrics.py:in_background.told": _of_event,
+    "fxpool/dashboard/metrics.py:in_background.started": _of_event,
     "fxpool/counters.py:_lock": _of_module("fxpool.counters", "_lock", lambda: counters.count("hits")),
     "fxpool/torch_compat/inductor/aot.py:_PATCHING": _of_module(
         "fxpool.torch_compat.inductor.aot", "_PATCHING", _in_process
     ),
     "fxpool/torch_compat/state/configs.py:_muted": _of_module(
         "fxpool.torch_compat.state.configs", "_muted", lambda: _entered_and_left()
-    ),
-    "fxpool/torch_compat/inductor/cache_artifacts.py:_lock": _of_module(
-        "fxpool.torch_compat.inductor.cache_artifacts", "_lock", _watch_clearing
     ),
     "fxpool/torch_compat/frames/converting.py:_lock": _of_module(
         "fxpool.torch_compat.frames.converting", "_lock", lambda: _surrounded()

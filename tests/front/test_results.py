@@ -21,7 +21,7 @@ from fxpool.bench.results import Record
 from fxpool.codecache.explain.comparison import Difference
 from fxpool.codecache.explain.misses import FailedGuard, MissExplanation
 from fxpool.codecache.explain.nearest import NEAREST, Comparison
-from fxpool.explanation import no_graph
+from fxpool.explanation import process
 from fxpool.explanation.process import CountedReason, ProcessExplanation
 from fxpool.results import data, markup
 from fxpool.results.shown import ShownGraphs, ShownStats
@@ -39,7 +39,7 @@ MISS = MissExplanation("graph 0", "2316" * 16, "f", "miss", 0.0, EVIL, (FailedGu
 REASON = CountedReason("fallbacks", EVIL, 2, EVIL, "Do it.", "pool.md", EVIL, (EVIL,))
 RESULTS: dict[str, Any] = {
     "graphs": ShownGraphs([GRAPH]),
-    "explanation": ProcessExplanation((MISS,), (REASON,), no_graph.explained(Traced(3, 1, 0, (EVIL,)))),
+    "explanation": ProcessExplanation((MISS,), (REASON,), process.why_no_graph(Traced(3, 1, 0, (EVIL,)))),
     "nothing": ProcessExplanation((), ()),
     "comparison": COMPARISON,
     "measurement": Measurement([0.004] * 9, 0.004, 0.0039, 0.0041, 1, "cpu", remarks=[EVIL]),
@@ -206,7 +206,7 @@ def test_each_refusal_is_explained_by_its_own_warning() -> None:
     ],
 )
 def test_why_no_graph_came(traced: Traced, why: str, advice: str) -> None:
-    explained = no_graph.explained(traced)
+    explained = process.why_no_graph(traced)
     assert why in explained.why and advice in explained.advice
     assert explained.breaks == (("a", "b", "c", "1 more") if traced.breaks else ())
     counters.record_graph({"label": "graph 0"})

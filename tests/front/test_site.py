@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from sources import ROOT, sources
 
-from fxpool import config
+from fxpool import config, setting_values
 from fxpool.commands.main import main
 from fxpool.torch_compat import versions
 
@@ -148,7 +148,12 @@ def test_the_table_of_settings_has_room() -> None:
 def test_sizes_are_shown_as_they_are_written() -> None:
     made = runpy.run_path(str(ROOT / "docs" / "settings_table.py"))
     assert "| `FXPOOL_CACHE_MAX_BYTES` | `10G` |" in made["table"]()
-    assert [made["_size"](value) for value in (1 << 40, 3 << 29, 1 << 10, 1000)] == ["1T", "1536M", "1K", "1000"]
+    assert [setting_values.size_text(value) for value in (1 << 40, 3 << 29, 1 << 10, 1000)] == [
+        "1T",
+        "1536M",
+        "1K",
+        "1000",
+    ]
 
 
 def test_the_site_works_as_files() -> None:

@@ -62,7 +62,7 @@ def test_the_page_has_each_public_name_with_its_parameters_and_errors() -> None:
 
 def test_the_page_s_settings_say_their_units() -> None:
     text = inspect.getsource(config.Settings)
-    units = {
+    units: dict[str, list[object]] = {
         "econds": [setting_values.as_seconds],
         "ytes": [setting_values.as_limit, setting_values.as_job_memory],
         "umber": [setting_values.as_count],

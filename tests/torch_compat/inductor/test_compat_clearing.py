@@ -16,7 +16,7 @@ def cleared(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the classes whose caches were cleared, by torch's own functions first."""
     for owner in (FxGraphCache, AOTAutogradCache):
         monkeypatch.setattr(owner, "clear", vars(owner)["clear"])
-    monkeypatch.setattr(cache_artifacts, "_watching", False)
+    monkeypatch.setattr(cache_artifacts, "_watching", {})
     seen: list[str] = []
     cache_artifacts.watch_clearing(seen.append)
     return seen
