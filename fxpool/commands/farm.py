@@ -35,17 +35,16 @@ def worker(address: str, slots: int | None) -> None:
     ADDRESS is that of an engine's scheduler: dask://host:8786, dask+tls://host:8786 or ray://host:10001. The machine
     compiles for hosts with the same builds and the same FXPOOL_REMOTE_KEY_FILE, until SIGTERM or Ctrl-C.
     """
-    from fxpool.farm import requirements
-    from fxpool.farm.addresses import worker_of
+    from fxpool.farm import addresses
     from fxpool.farm.engine import EngineError
     from fxpool.pool.host.limits import default_workers
 
     log = logging.getLogger("fxpool.farm")  # not the root's: Dask would leave out times
     log.addHandler(logging.StreamHandler())
     log.setLevel(logging.INFO)
-    machine = worker_of(address, slots or config.current().workers or default_workers()[0])
-    requirements.key_file()
-    requirements.check_cache()
+    machine = addresses.worker_of(address, slots or config.current().workers or default_workers()[0])
+    addresses.key_file()
+    addresses.check_cache()
     try:
         machine.serve()
     except EngineError as error:

@@ -4,9 +4,8 @@
                   (decides, `pool`)     (one process per host and farm)      (`fxpool farm worker`)     and its workers
 
 engine        the protocols that an engine implements
-addresses     the engine of an address
+addresses     the engine of an address, and the settings that a machine needs
 bridge        the process that connects a host's server to a farm
-requirements  the settings that a machine needs
 machine       runs the farm's jobs on this machine
 dask_engine   Dask
 ray_engine    Ray

@@ -53,8 +53,8 @@ def _address(farm: str) -> str:
 class DaskEngine:
     """A host's connection to a scheduler; see `engine.Engine`."""
 
-    def __init__(self, farm: str) -> None:
-        self._address = _address(farm)
+    def __init__(self, address: str) -> None:
+        self._address = _address(address)
         self._client: Any = None  # a Client, whose methods have no types
         self._jobs: dict[asyncio.Task[bytes], frozenset[str]] = {}
         # By machine: the last heartbeat, by the scheduler's clock, and when it was first seen, by this one.
@@ -181,8 +181,8 @@ class FarmPlugin(WorkerPlugin):
 class DaskWorker:
     """This machine as a Dask worker; see `engine.Worker`."""
 
-    def __init__(self, farm: str, slots: int) -> None:
-        self._address, self._slots = _address(farm), slots
+    def __init__(self, address: str, slots: int) -> None:
+        self._address, self._slots = _address(address), slots
 
     def serve(self) -> None:
         dask.config.set(_SETTINGS)

@@ -48,6 +48,8 @@ class Answer(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 class Engine(Protocol):
     """A connection to a farm's scheduler, on one event loop. Every method may raise EngineError."""
 
+    def __init__(self, address: str) -> None: ...
+
     async def connect(self) -> None:
         """Connect within `CONNECT` seconds."""
 
@@ -66,6 +68,8 @@ class Engine(Protocol):
 
 class Worker(Protocol):
     """This machine as a part of a farm."""
+
+    def __init__(self, address: str, slots: int) -> None: ...
 
     def serve(self) -> None:
         """Announce this machine and run jobs, until SIGTERM or SIGINT. Waits for a scheduler that does not answer.

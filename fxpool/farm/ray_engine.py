@@ -21,7 +21,7 @@ import threading
 import time
 import urllib.parse
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -148,12 +148,8 @@ class RayEngine:
 
     async def _within(self, seconds: float, function: Callable[[], _T]) -> _T:
         """Call a function in a thread. Raises EngineError if it raises, or takes longer."""
-        try:
+        with _unreachable(self._address):
             return await asyncio.wait_for(asyncio.wrap_future(_thread(function)), seconds)
-        except EngineError:
-            raise
-        except Exception as error:  # of Ray, of many classes
-            raise _unreachable(self._address, error) from error
 
 
 class RayWorker:
@@ -257,17 +253,12 @@ class RayWorker:
         """Call a function in a thread. Raises EngineError if it raises or takes longer; returns early at a signal."""
         called = _thread(function)
         end = time.monotonic() + seconds
-        while not called.done() and not self._stop.wait(0.01):
-            if time.monotonic() > end:
-                raise _unreachable(self._address, TimeoutError())
-        if not called.done():
-            return
-        try:
-            called.result()
-        except EngineError:
-            raise
-        except Exception as error:  # of Ray, of many classes
-            raise _unreachable(self._address, error) from error
+        with _unreachable(self._address):
+            while not called.done() and not self._stop.wait(0.01):
+                if time.monotonic() > end:
+                    raise TimeoutError
+            if called.done():
+                called.result()
 
 
 # ---------------------------------------------------------------- Ray's client, of which a process has one
@@ -331,8 +322,15 @@ def _machine(described: bytes, jobs: int) -> Machine:
     return machine_of(announced, jobs=jobs)
 
 
-def _unreachable(address: str, error: BaseException) -> UnreachableError:
-    return UnreachableError(f"the farm {address} does not answer: {_shown(error)}")
+@contextlib.contextmanager
+def _unreachable(address: str) -> Iterator[None]:
+    """Raise UnreachableError for exceptions other than EngineError: those of Ray, of many classes."""
+    try:
+        yield
+    except EngineError:
+        raise
+    except Exception as error:
+        raise UnreachableError(f"the farm {address} does not answer: {_shown(error)}") from error
 
 
 def _shown(error: BaseException) -> str:
