@@ -35,7 +35,7 @@ def worker(address: str, slots: int | None) -> None:
     ADDRESS is that of an engine's scheduler: dask://host:8786, dask+tls://host:8786 or ray://host:10001. The machine
     compiles for hosts with the same builds and the same FXPOOL_REMOTE_KEY_FILE, until SIGTERM or Ctrl-C.
     """
-    from fxpool.farm import addresses
+    from fxpool.farm import addresses, engine
     from fxpool.farm.engine import EngineError
     from fxpool.pool.host.limits import default_workers
 
@@ -43,8 +43,8 @@ def worker(address: str, slots: int | None) -> None:
     log.addHandler(logging.StreamHandler())
     log.setLevel(logging.INFO)
     machine = addresses.worker_of(address, slots or config.current().workers or default_workers()[0])
-    addresses.key_file()
-    addresses.check_cache()
+    engine.key_file()
+    engine.check_cache()
     try:
         machine.serve()
     except EngineError as error:

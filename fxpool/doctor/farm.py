@@ -15,7 +15,7 @@ from typing import Any
 from fxpool import config, own_python, quantities, temporary
 from fxpool.doctor.findings import FAIL, OK, WARN, Finding
 from fxpool.errors import FxpoolError
-from fxpool.farm import addresses
+from fxpool.farm import addresses, engine
 
 __all__ = ["farm", "judge"]
 
@@ -35,7 +35,7 @@ def farm() -> Iterator[Finding]:
         return
     try:
         addresses.engine_of(address)
-        addresses.key_file()
+        engine.key_file()
     except FxpoolError as error:
         yield Finding("farm", FAIL, error.message, error.remedy)
         return

@@ -3,8 +3,8 @@
     a program ──▶ its host's server ──▶ bridge ──▶ the engine's scheduler ──▶ a machine of the farm ──▶ its own server
                   (decides, `pool`)     (one process per host and farm)      (`fxpool farm worker`)     and its workers
 
-engine        the protocols that an engine implements
-addresses     the engine of an address, and the settings that a machine needs
+engine        the protocols that an engine implements, and the settings that a machine needs
+addresses     the engine of an address
 bridge        the process that connects a host's server to a farm
 machine       runs the farm's jobs on this machine
 dask_engine   Dask

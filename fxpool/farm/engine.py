@@ -9,18 +9,25 @@ An engine is a module with two classes. One connects to the engine's scheduler, 
 
 The other makes a machine of the farm out of this one (``fxpool farm worker``): it announces the result of
 `LocalMachine.announced`, and answers jobs with `LocalMachine.run`. Jobs with the same key are one task of the engine.
+Any machine needs a key file and a cache directory. Imports no torch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Protocol
 
 import msgspec
 
+from fxpool import config
+from fxpool.errors import ConfigurationError
 from fxpool.pool.wire.farm import Machine
 
-__all__ = ["CONNECT", "PERIOD", "SILENCE", "Answer", "Engine", "EngineError", "UnreachableError", "Worker"]
+__all__ = [
+    "CONNECT", "PERIOD", "SILENCE", "Answer", "Engine", "EngineError", "UnreachableError", "Worker", "check_cache",
+    "key_file",
+]  # fmt: skip
 
 #: Seconds between two lists of machines, and until a scheduler or a machine that says nothing counts as gone.
 PERIOD, SILENCE = 1.0, 4.0
@@ -76,3 +83,25 @@ class Worker(Protocol):
 
         Raises EngineError: this machine cannot be a part of the farm.
         """
+
+
+def key_file() -> Path:
+    """Return the key file. Raises ConfigurationError if it is not set, or unusable."""
+    from fxpool.codecache.bundle.authentication import Keyring  # a bridge needs none of this
+
+    path = config.current().remote_key_file
+    if path is None:
+        raise ConfigurationError(
+            "a farm needs a key file, which authenticates requests and results",
+            remedy="create a key with `fxpool cache key FILE` on one machine, copy it to the others, and set "
+            "FXPOOL_REMOTE_KEY_FILE=FILE",
+        )
+    Keyring.load(path)
+    return path
+
+
+def check_cache() -> None:
+    """Raise StoreError if the cache directory may not be used."""
+    from fxpool.codecache.store import blobs  # a bridge needs none of this
+
+    blobs.check_directory(str(config.current().cache_dir))

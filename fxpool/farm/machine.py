@@ -20,7 +20,7 @@ import msgspec
 from fxpool import config, notices
 from fxpool.codecache.key import builds
 from fxpool.errors import ConfigurationError, FxpoolError, ServerLostError
-from fxpool.farm import addresses
+from fxpool.farm import engine
 from fxpool.farm.engine import Answer
 from fxpool.lowering.core import pool_environment
 from fxpool.lowering.core.farm_orders import PREPARE_FOR_OTHERS_JOB, FarmOrder
@@ -50,8 +50,8 @@ class LocalMachine:
 
     def __init__(self, slots: int) -> None:
         """Start this machine's server. Raises ConfigurationError without a key, StoreError without a cache."""
-        key_file = addresses.key_file()
-        addresses.check_cache()
+        key_file = engine.key_file()
+        engine.check_cache()
         store = runtime.store()
         if store is None:
             raise ConfigurationError(
