@@ -178,7 +178,7 @@ def test_a_log_that_can_not_be_opened_is_said_once(tmp_path: Path, caplog: pytes
 
 def test_one_that_raises_is_told_no_more(caplog: pytest.LogCaptureFixture) -> None:
     class Raises(Heard):
-        what = "a display"
+        name = "a display"
 
         def __init__(self) -> None:
             super().__init__()
