@@ -323,16 +323,8 @@ _BYPASSES = {
         "the graph calls a TorchScript object, whose state cannot be digested", "Pass its state as tensors."
     ),
     "higher_order_operator": Reason("torch marks this higher-order operator as uncacheable", _NONE, "limits.md"),
-    "source": Reason(
-        "code that the compile runs is not proven to be the same in another process; the log names the part",
-        "Write that part with functions and plain values, or pass what it reads as an argument.",
-        "custom-code.md",
-    ),
-    "torch_changed": Reason(
-        "the program replaced functions of torch that a compile runs",
-        "Register an operator, a decomposition or a lowering instead.",
-        "custom-code.md",
-    ),
+    "source": _CODE["code_unknown"],
+    "torch_changed": _CODE["torch_changed"],
     "custom_pass_without_uuid": Reason(
         "a pass in Inductor's configuration has neither a uuid nor a digest",
         "Give it a uuid (CustomGraphPass).",

@@ -8,11 +8,19 @@ import os
 import shutil
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from fxpool import quantities
 from fxpool.commands.output import FOUND_WRONG, INTERRUPTED, console, fail, width, wrapped
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from fxpool.bench.case import Run
+    from fxpool.bench.report import Change
+    from fxpool.bench.results import Record
 
 __all__ = ["bench"]
 
@@ -91,16 +99,24 @@ def bench(
     failed, gave wrong results, or (with --compare) is slower.
     """
     # Imported here, so that `fxpool --help` answers at once.
+<<<<<<< HEAD
     from fxpool.bench import page, plots, report, runner
+=======
+    from fxpool.bench import report, runner
+>>>>>>> b5deebc6 (Split the longest functions of bench and metrics; take the dashboard's rows from the records themselves)
     from fxpool.bench import suite as suites
     from fxpool.bench.case import runs
     from fxpool.bench.display import Display
     from fxpool.bench.environment import fresh_caches
+<<<<<<< HEAD
     from fxpool.bench.results import Record, Results, pyperf_json, read
+=======
+    from fxpool.bench.results import Results, read
+>>>>>>> b5deebc6 (Split the longest functions of bench and metrics; take the dashboard's rows from the records themselves)
 
     chosen = suites.load(suite)
     selected = suites.select(chosen.cases, _words(cases))
-    other = read(compare)[1] if compare is not None else None
+    other = read(compare)[1] if compare is not None else None  # before the runs: it may be unreadable
     place = out if out is not None else Path(f"bench-{chosen.name}")
     results = Results(place / "results.jsonl", chosen, fresh=fresh)
     wanted = list(runs(selected, modes=_words(modes), backends=_words(backends), repetitions=repetitions))
@@ -140,6 +156,21 @@ def bench(
     if parts:
         took += f"; all processes together: {', '.join(parts)}"
     done = {run: found[run] for run in wanted if run in found}
+    bad, changed = _show(shown, done, other, noise)
+    written = [results.path, *_write(shown, results.path, done, changed, pyperf)]
+    for first, text in (("results: ", ", ".join(map(str, written))), ("", took)):
+        shown.print(wrapped(first, text, width()), markup=False, highlight=False, soft_wrap=True)
+    if stopped:
+        fail("stopped; run the same command to resume", INTERRUPTED)
+    raise SystemExit(FOUND_WRONG if bad or any(change.verdict == "slower" for change in changed) else 0)
+
+
+def _show(
+    shown: Console, done: dict[Run, Record], before: dict[Run, Record] | None, noise: float
+) -> tuple[list[Record], list[Change]]:
+    """Print the results of runs; return those that failed, and the changes since the results `before`."""
+    from fxpool.bench import report
+
     shown.print()
     shown.print(report.table(done, shown.width))
     for mark, note in report.footnotes(done):
@@ -152,20 +183,28 @@ def bench(
         shown.print(
             _failed(record.run.id, record.state, reason, width()), markup=False, highlight=False, soft_wrap=True
         )
-    slower = False
-    changed: list[report.Change] = []
-    if other is not None:
-        changed = report.changes(other, done, noise)
-        shown.print()
-        shown.print(report.change_table(changed, shown.width))
-        shown.print()
-        slower = any(one.verdict == "slower" for one in changed)
-    head = read(results.path)[0]
-    (place / "report.html").write_text(page.page(head, done, changed), encoding="utf-8")
-    written = [results.path, place / "report.html"]
+    if before is None:
+        return bad, []
+    changed = report.changes(before, done, noise)
+    shown.print()
+    shown.print(report.change_table(changed, shown.width))
+    shown.print()
+    return bad, changed
+
+
+def _write(
+    shown: Console, results: Path, done: dict[Run, Record], changed: list[Change], pyperf: Path | None
+) -> list[Path]:
+    """Write the page, the plots and pyperf's file beside the results; return their paths."""
+    from fxpool.bench import page, plots, pyperf_file, report
+    from fxpool.bench.results import read
+
+    head = read(results)[0]
+    written = [results.with_name("report.html")]
+    written[0].write_text(page.page(head, done, changed), encoding="utf-8")
     lines = report.lines(done)
     if lines and plots.available():
-        drawn = plots.draw(lines, place)
+        drawn = plots.draw(lines, results.parent)
         written += drawn
         if not any(path.name == plots.FIRST_CALLS for path in drawn) and any(line.beside for line in lines):
             shown.print(
@@ -178,8 +217,4 @@ def bench(
     if pyperf is not None and lines:
         pyperf.write_text(pyperf_json(head, done), encoding="utf-8")
         written.append(pyperf)
-    for first, text in (("results: ", ", ".join(map(str, written))), ("", took)):
-        shown.print(wrapped(first, text, width()), markup=False, highlight=False, soft_wrap=True)
-    if stopped:
-        fail("stopped; run the same command to resume", INTERRUPTED)
-    raise SystemExit(FOUND_WRONG if bad or slower else 0)
+    return written

@@ -60,37 +60,46 @@ class Source:
 
 def families(servers: Iterable[dict[str, Any]], store: dict[str, Any], quarantined: int) -> Iterator[Any]:
     """Yield the metric families of servers (their status facts) and of a store (`StoreView.facts`)."""
-    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
-
     servers = list(servers)
-    running = [one for one in servers if one["state"] == "running"]
+    states = [([server["name"]], server["state"] == "running") for server in servers]
+    yield _gauge("server_up", "1 if the server answers", states, ("server",))
+    running = [([server["name"]], server) for server in servers if server["state"] == "running"]
+    yield from _of_servers(running)
+    yield from _of_farms([([*names, farm["address"]], farm) for names, server in running for farm in server["farms"]])
+    yield from _of_store(store, quarantined)
 
-    def family(
-        kind: Any, name: str, text: str, values: Iterable[tuple[list[str], float]], labels: tuple[str, ...]
-    ) -> Any:
-        family = kind(f"fxpool_{name}", text, labels=labels)
-        for names, value in values:
-            family.add_metric(names, value)
-        return family
 
-    gauge = functools.partial(family, GaugeMetricFamily)
-    counter = functools.partial(family, CounterMetricFamily)
+def _family(kind: str, name: str, text: str, values: Iterable[tuple[list[str], float]], labels: tuple[str, ...]) -> Any:
+    from prometheus_client import core
 
-    def histogram(name: str, text: str, which: str) -> Any:
-        family = HistogramMetricFamily(f"fxpool_{name}", text, labels=("server",))
-        for one in running:
-            times = one["jobs"][which]
-            bounds = [*map(str, times["bounds"]), "+Inf"]
-            buckets = list(zip(bounds, itertools.accumulate(times["counts"]), strict=True))
-            family.add_metric([one["name"]], buckets, times["sum"])
-        return family
+    family = getattr(core, f"{kind}MetricFamily")(f"fxpool_{name}", text, labels=labels)
+    for names, value in values:
+        family.add_metric(names, value)
+    return family
 
-    by, of = ("server",), [([one["name"]], one) for one in running]
-    yield gauge("server_up", "1 if the server answers", [([s["name"]], s["state"] == "running") for s in servers], by)
-    yield gauge("server_seconds", "Age of the server", [(n, s["seconds"]) for n, s in of], by)
-    yield gauge("clients", "Connected processes", [(n, len(set(s["clients"]))) for n, s in of], by)
-    yield gauge("slots", "Jobs that may run at once", [(n, s["slots"]) for n, s in of], by)
-    yield gauge("slots_busy", "Slots in use", [(n, s["slots"] - s["slots_free"]) for n, s in of], by)
+
+_gauge = functools.partial(_family, "Gauge")
+_counter = functools.partial(_family, "Counter")
+
+
+def _histogram(name: str, text: str, servers: list[tuple[list[str], dict[str, Any]]], times_of: str) -> Any:
+    from prometheus_client.core import HistogramMetricFamily
+
+    family = HistogramMetricFamily(f"fxpool_{name}", text, labels=("server",))
+    for names, server in servers:
+        times = server["jobs"][times_of]
+        bounds = [*map(str, times["bounds"]), "+Inf"]
+        buckets = list(zip(bounds, itertools.accumulate(times["counts"]), strict=True))
+        family.add_metric(names, buckets, times["sum"])
+    return family
+
+
+def _of_servers(of: list[tuple[list[str], dict[str, Any]]]) -> Iterator[Any]:
+    by = ("server",)
+    yield _gauge("server_seconds", "Age of the server", [(n, s["seconds"]) for n, s in of], by)
+    yield _gauge("clients", "Connected processes", [(n, len(set(s["clients"]))) for n, s in of], by)
+    yield _gauge("slots", "Jobs that may run at once", [(n, s["slots"]) for n, s in of], by)
+    yield _gauge("slots_busy", "Slots in use", [(n, s["slots"] - s["slots_free"]) for n, s in of], by)
     states = [
         ([*n, state], count)
         for n, s in of
@@ -100,18 +109,18 @@ def families(servers: Iterable[dict[str, Any]], store: dict[str, Any], quarantin
             ("stopped", sum(job["stopped"] for job in s["running"])),
         )
     ]
-    yield gauge("jobs", "Jobs that wait, run, or are paused for a measurement", states, ("server", "state"))
-    yield gauge("workers", "Worker processes, including idle ones", [(n, len(s["workers"])) for n, s in of], by)
-    yield gauge("paused", "1 while jobs are paused for a measurement", [(n, s["paused"]) for n, s in of], by)
+    yield _gauge("jobs", "Jobs that wait, run, or are paused for a measurement", states, ("server", "state"))
+    yield _gauge("workers", "Worker processes, including idle ones", [(n, len(s["workers"])) for n, s in of], by)
+    yield _gauge("paused", "1 while jobs are paused for a measurement", [(n, s["paused"]) for n, s in of], by)
     memory = [([*n, kind], size) for n, s in of for kind, size in s["memory"].items()]
-    yield gauge("memory_bytes", "Proportional set size", memory, ("server", "processes"))
+    yield _gauge("memory_bytes", "Proportional set size", memory, ("server", "processes"))
     used = [(n, s["limits"]["host_used"]) for n, s in of]
-    yield gauge("host_memory_used_ratio", "Fraction of the host's or cgroup's memory in use", used, by)
+    yield _gauge("host_memory_used_ratio", "Fraction of the host's or cgroup's memory in use", used, by)
     mark = [(n, s["limits"]["host_mark"]) for n, s in of]
-    yield gauge("host_memory_mark_ratio", "Fraction above which no further job starts", mark, by)
-    yield gauge("memory_pressed", "1 while usage is above the mark", [(n, s["limits"]["pressed"]) for n, s in of], by)
+    yield _gauge("host_memory_mark_ratio", "Fraction above which no further job starts", mark, by)
+    yield _gauge("memory_pressed", "1 while usage is above the mark", [(n, s["limits"]["pressed"]) for n, s in of], by)
     endings = [([*n, how], count) for n, s in of for how, count in sorted(s["jobs"]["ended"].items())]
-    yield counter("jobs_ended", "Jobs by outcome, including sub-jobs", endings, ("server", "how"))
+    yield _counter("jobs_ended", "Jobs by outcome, including sub-jobs", endings, ("server", "how"))
     for name, text in (
         ("jobs", "Jobs submitted"),
         ("joined", "Jobs that joined a running job"),
@@ -124,25 +133,30 @@ def families(servers: Iterable[dict[str, Any]], store: dict[str, Any], quarantin
         ("not_begun", "Workers that could not start their job"),
     ):
         shown = "jobs_submitted" if name == "jobs" else name
-        yield counter(shown, text, [(n, s["counters"][name]) for n, s in of], by)
-    farms = [([*n, farm["address"]], farm) for n, s in of for farm in s["farms"]]
+        yield _counter(shown, text, [(n, s["counters"][name]) for n, s in of], by)
+    yield _histogram("job_seconds", "Time from the start of the worker to the end of the job", of, "ran")
+    yield _histogram("job_wait_seconds", "Time from submission to the start of the worker", of, "waited")
+
+
+def _of_farms(farms: list[tuple[list[str], dict[str, Any]]]) -> Iterator[Any]:
     of_farm = ("server", "farm")
     able = [(names, sum(not one["differs"] for one in farm["machines"])) for names, farm in farms]
-    yield gauge("farm_machines", "Machines of the farm that compile for this host", able, of_farm)
-    yield gauge("farm_jobs", "Jobs that the farm has", [(names, len(farm["jobs"])) for names, farm in farms], of_farm)
+    yield _gauge("farm_machines", "Machines of the farm that compile for this host", able, of_farm)
+    yield _gauge("farm_jobs", "Jobs that the farm has", [(names, len(farm["jobs"])) for names, farm in farms], of_farm)
     ends = [([*names, end], n) for names, farm in farms for end, n in sorted(farm["counters"].items())]
-    yield counter("farm_jobs_ended", "Jobs by what became of them", ends, (*of_farm, "how"))
-    yield histogram("job_seconds", "Time from the start of the worker to the end of the job", "ran")
-    yield histogram("job_wait_seconds", "Time from submission to the start of the worker", "waited")
-    yield gauge("store_up", "1 if the directory exists and is accepted", [([], store["state"] == "there")], ())
-    yield gauge("store_entries", "Compiled graphs in the store", [([], store["entries"])], ())
-    yield gauge("store_unreadable_entries", "Entries that cannot be read", [([], store["unreadable"])], ())
-    yield gauge("store_compile_seconds", "Compile time of all entries", [([], store["seconds"])], ())
+    yield _counter("farm_jobs_ended", "Jobs by what became of them", ends, (*of_farm, "how"))
+
+
+def _of_store(store: dict[str, Any], quarantined: int) -> Iterator[Any]:
+    yield _gauge("store_up", "1 if the directory exists and is accepted", [([], store["state"] == "there")], ())
+    yield _gauge("store_entries", "Compiled graphs in the store", [([], store["entries"])], ())
+    yield _gauge("store_unreadable_entries", "Entries that cannot be read", [([], store["unreadable"])], ())
+    yield _gauge("store_compile_seconds", "Compile time of all entries", [([], store["seconds"])], ())
     sizes = [([kind], part["bytes"]) for kind, part in store["parts"].items()]
-    yield gauge("store_bytes", "Bytes on disk", sizes, ("kind",))
+    yield _gauge("store_bytes", "Bytes on disk", sizes, ("kind",))
     files = [([kind], part["files"]) for kind, part in store["parts"].items()]
-    yield gauge("store_files", "Files", files, ("kind",))
-    yield gauge("quarantined_graphs", "Graphs that killed their workers", [([], quarantined)], ())
+    yield _gauge("store_files", "Files", files, ("kind",))
+    yield _gauge("quarantined_graphs", "Graphs that killed their workers", [([], quarantined)], ())
 
 
 async def serve(source: Source, address: str, port: int, ready: Any, stop: asyncio.Event) -> None:

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from fxpool.errors import ProtocolError
 from fxpool.pool.client import hosts
 from fxpool.pool.host import turns
@@ -40,25 +42,9 @@ class Jobs:
         def at(moment: float | None) -> float | None:
             return round(moment + offset, 3) if moment is not None else None
 
-        self._put(
-            {
-                "server": server,
-                "job": record.job,
-                "label": record.label,
-                "queued": at(record.queued),
-                "begun": at(record.begun),
-                "ended": at(record.ended),
-                "worker": record.worker,
-                "machine": record.machine,
-                "attempts": record.attempts,
-                "part_of": record.part_of,
-                "askers": list(record.askers),
-                "phases": [[name, at(since)] for name, since in record.phases],
-                "memory": record.memory,
-                "how": record.how,
-                "reason": record.reason,
-            }
-        )
+        times = {name: at(getattr(record, name)) for name in ("queued", "begun", "ended")}
+        phases = [[name, at(since)] for name, since in record.phases]
+        self._put({**msgspec.structs.asdict(record), "server": server, "phases": phases, **times})
 
     def server_ended(self, server: str, at: float) -> None:
         """End the jobs that a server had not finished."""

@@ -15,6 +15,8 @@ from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import msgspec
+
 from fxpool.codecache.store import contents, quarantine
 from fxpool.codecache.store.blobs import check_directory
 from fxpool.codecache.store.listing import Listing, Row, Seen, why_made
@@ -173,20 +175,8 @@ class StoreView:
 
     def _shown(self, row: Row) -> dict[str, Any]:
         why = self._why.get((row.key, row.name))
-        return {
-            "key": row.key,
-            "name": row.name,
-            "readable": row.readable,
-            "label": row.label,
-            "function": row.function,
-            "place": row.place,
-            "inputs": ", ".join(row.inputs),
-            "torch": row.torch,
-            "created": round(row.created, 3),
-            "used": round(row.used, 3),
-            "seconds": round(row.seconds, 3),
-            "bytes": row.bytes,
-            "guards": row.guards,
-            "uses": row.uses,
-            "why": why[1] if why is not None else [],
-        }
+        shown = msgspec.structs.asdict(row)
+        for name in ("change", "digests", "parameters"):
+            del shown[name]
+        times = {name: round(shown[name], 3) for name in ("created", "used", "seconds")}
+        return {**shown, **times, "inputs": ", ".join(row.inputs), "why": why[1] if why is not None else []}
