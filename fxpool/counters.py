@@ -14,8 +14,7 @@ from typing import Any
 from fxpool import forks
 
 __all__ = [
-    "KEPT_GRAPHS", "NUMBERS", "add_compile_seconds", "add_remote_seconds", "add_seconds_saved", "count", "hit_rate",
-    "lookups", "record_graph", "reset", "snapshot",
+    "KEPT_GRAPHS", "NUMBERS", "add_seconds", "count", "hit_rate", "lookups", "record_graph", "reset", "snapshot",
 ]  # fmt: skip
 
 KEPT_GRAPHS = 1000  # a record is under 1 KB; limits the memory of a sweep over many models
@@ -47,13 +46,17 @@ _TABLES: dict[str, tuple[str, ...]] = {
     "switched_off": (),  # reasons why this process has no pool or cache, each reported in one warning
 }
 
+_SECONDS = (
+    "compile_seconds",  # of a graph's compile, or of waiting for it
+    "seconds_saved",  # a graph's first compile, minus loading it now
+    "remote_seconds",  # for which a graph waited for the remote cache
+)
+
 _lock = forks.lock(__name__, "_lock", lambda: _complete())
 _numbers: dict[str, int] = {}
 _tables: dict[str, dict[str, int]] = {}
 _graphs: deque[dict[str, Any]] = deque(maxlen=KEPT_GRAPHS)
-_compile_seconds = 0.0
-_seconds_saved = 0.0
-_remote_seconds = 0.0
+_seconds = dict.fromkeys(_SECONDS, 0.0)
 
 
 def count(name: str, reason: str | None = None, n: int = 1) -> None:
@@ -85,25 +88,10 @@ def record_graph(record: Mapping[str, Any]) -> None:
         _graphs.append(dict(record))
 
 
-def add_compile_seconds(seconds: float) -> None:
-    """Add the time of a graph's compile, or of waiting for it (seconds)."""
-    global _compile_seconds
+def add_seconds(name: str, seconds: float) -> None:
+    """Add to one of `_SECONDS`. Ignores negative values."""
     with _lock:
-        _compile_seconds += seconds
-
-
-def add_seconds_saved(seconds: float) -> None:
-    """Add the time of a graph's first compile minus the time of loading it now (seconds). Ignores negative values."""
-    global _seconds_saved
-    with _lock:
-        _seconds_saved += max(0.0, seconds)
-
-
-def add_remote_seconds(seconds: float) -> None:
-    """Add the time for which a graph waited for the remote cache (seconds)."""
-    global _remote_seconds
-    with _lock:
-        _remote_seconds += seconds
+        _seconds[name] += max(0.0, seconds)
 
 
 def snapshot(*, graphs: bool = True) -> dict[str, Any]:
@@ -111,9 +99,7 @@ def snapshot(*, graphs: bool = True) -> dict[str, Any]:
     with _lock:
         result: dict[str, Any] = dict(_numbers)
         result.update({name: dict(table) for name, table in _tables.items()})
-        result["compile_seconds"] = _compile_seconds
-        result["seconds_saved"] = _seconds_saved
-        result["remote_seconds"] = _remote_seconds
+        result.update(_seconds)
         if graphs:
             result["graphs"] = [dict(record) for record in _graphs]
         return result
@@ -136,13 +122,12 @@ def reset() -> None:
 
 
 def _clear() -> None:
-    global _compile_seconds, _seconds_saved, _remote_seconds
     _numbers.clear()
     _numbers.update(dict.fromkeys(NUMBERS, 0))
     _tables.clear()
     _tables.update({name: dict.fromkeys(reasons, 0) for name, reasons in _TABLES.items()})
     _graphs.clear()
-    _compile_seconds = _seconds_saved = _remote_seconds = 0.0
+    _seconds.update(dict.fromkeys(_SECONDS, 0.0))
 
 
 def _complete() -> None:

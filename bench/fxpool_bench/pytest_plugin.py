@@ -113,8 +113,7 @@ class _Controller:
         from fxpool.pool.host import runtime_dir
 
         with contextlib.suppress(FxpoolError, OSError):  # measurements are then not exclusive, and a remark says so
-            configured = config.current().runtime_dir
-            root = runtime_dir.runtime_root(str(configured) if configured is not None else None)
+            root = runtime_dir.runtime_root(config.current().runtime_dir)
             self._bystanders = Bystanders(root, _children, self._changed)
 
     def _changed(self, pid: int, stopped: bool) -> None:

@@ -159,7 +159,7 @@ class Runner:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, task.cancel)
         configured = self._settings.runtime_dir or config.current().runtime_dir
-        self._root = root = runtime_dir.runtime_root(str(configured) if configured is not None else None)
+        self._root = root = runtime_dir.runtime_root(configured)
         guard = Guard(self._mark)
         self._bystanders = Bystanders(root, lambda: [one.process.pid for one in list(self.live)], self._changed)
         try:

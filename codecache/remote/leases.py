@@ -198,7 +198,7 @@ class Leases:
 
     def _settle(self, error: RemoteError | None, seconds: float) -> None:
         """Have the breaker know how a request went. Rights that allow no leases are no reason to leave the remote."""
-        counters.add_remote_seconds(seconds)
+        counters.add_seconds("remote_seconds", seconds)
         with self._breaker_lock:
             if error is None:
                 self._breaker.missed(self._clock(), seconds)

@@ -118,7 +118,7 @@ class RemoteLevel:
     def _settle(
         self, found: Found | None, error: BaseException | None, look: _Look, seconds: float, again: bool
     ) -> None:
-        counters.add_remote_seconds(seconds)
+        counters.add_seconds("remote_seconds", seconds)
         now = self._clock()
         with self._lock:
             bad = [pair for pair in look.bad if not again or pair[0] not in self._useless]

@@ -236,5 +236,4 @@ def runtime_root() -> Path:
     """Return the directory of this host's servers. Raises PoolUnavailableError if it is unsafe."""
     from fxpool.pool.host import runtime_dir
 
-    configured = config.current().runtime_dir
-    return runtime_dir.runtime_root(str(configured) if configured is not None else None)
+    return runtime_dir.runtime_root(config.current().runtime_dir)

@@ -95,7 +95,7 @@ def _environment(directory: Path) -> dict[str, str]:
     extra = {}
     try:
         known = config.current()
-        root = runtime_dir.runtime_root(str(known.runtime_dir) if known.runtime_dir is not None else None)
+        root = runtime_dir.runtime_root(known.runtime_dir)
         runtime_dir.remove(runtime_dir.make_private(root))
         extra = {"FXPOOL_RUNTIME_DIR": str(root), "FXPOOL_JOB_TIMEOUT": str(known.job_timeout)}
         extra |= {"FXPOOL_MEMORY_HIGH_WATERMARK": str(known.memory_high_watermark)}

@@ -63,7 +63,7 @@ def count_hit(captured: Captured, entry: Entry, store: LocalStore) -> None:
     """Count the hit of an entry that was loaded."""
     counters.count("hits")
     _tell_torch(captured, "hit")
-    counters.add_seconds_saved(entry.metadata.compile_seconds)
+    counters.add_seconds("seconds_saved", entry.metadata.compile_seconds)
     process_groups.extend_timeouts(entry.metadata.compile_seconds)
     _used(captured, entry, store)
 

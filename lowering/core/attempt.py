@@ -206,7 +206,7 @@ class Attempt:
 
     def spent(self, phase: str, seconds: float) -> None:
         if phase == "compile":
-            counters.add_compile_seconds(seconds)
+            counters.add_seconds("compile_seconds", seconds)
         self.seconds[phase] = self.seconds.get(phase, 0.0) + seconds
 
     def report(self, state: str = "", detail: str = "") -> None:

@@ -61,7 +61,7 @@ _ROOT_MAX = _SOCKET_PATH_MAX - len(f"/{PREFIX}12345678/{SOCKET}")
 _SHORT = ("/tmp", "/var/tmp", "/dev/shm")
 
 
-def runtime_root(configured: str | None = None) -> Path:
+def runtime_root(configured: str | Path | None = None) -> Path:
     """Return the parent of all private directories, created if missing. Raises PoolUnavailableError if it is unsafe."""
     if configured is not None:
         root = Path(os.path.abspath(configured))

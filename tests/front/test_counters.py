@@ -25,8 +25,8 @@ def test_numbers_and_tables_of_reasons() -> None:
     counters.count("bypasses", "has_hop")
     counters.count("compiles", "worker")
     counters.count("something_new", "why")
-    counters.add_seconds_saved(2.5)
-    counters.add_seconds_saved(-1.0)
+    counters.add_seconds("seconds_saved", 2.5)
+    counters.add_seconds("seconds_saved", -1.0)
     snapshot = counters.snapshot()
     assert snapshot["hits"] == 3
     assert snapshot["bypasses"] == {"has_hop": 1}
@@ -36,8 +36,8 @@ def test_numbers_and_tables_of_reasons() -> None:
 
 
 def test_seconds_of_waiting_for_the_remote_add_up() -> None:
-    counters.add_remote_seconds(0.5)
-    counters.add_remote_seconds(0.25)
+    counters.add_seconds("remote_seconds", 0.5)
+    counters.add_seconds("remote_seconds", 0.25)
     assert counters.snapshot()["remote_seconds"] == 0.75
     counters.reset()
     assert counters.snapshot()["remote_seconds"] == 0.0

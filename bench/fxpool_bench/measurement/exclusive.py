@@ -91,7 +91,7 @@ def _begin(
     """Take the measurement lock and suspend the servers; `stack` undoes both. Return (waited, pause, remarks)."""
     try:
         configured = directory or config.current().runtime_dir
-        root = runtime_dirs.runtime_root(str(configured) if configured is not None else None)
+        root = runtime_dirs.runtime_root(configured)
         turn = turns.Turn(root, clocks.uuid_of(where) or turns.CPU)
     except PoolUnavailableError as error:
         return 0.0, pausing.Pause(), [f"other processes may have been measuring, as {error.message}: see fxpool doctor"]

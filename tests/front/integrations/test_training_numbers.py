@@ -16,8 +16,8 @@ def test_numbers_are_differences_since_a_training_began() -> None:
         counters.count("hits", n=2)
         counters.count("misses")
         counters.count("guard_misses")
-        counters.add_compile_seconds(1.5)
-        counters.add_seconds_saved(4.0)
+        counters.add_seconds("compile_seconds", 1.5)
+        counters.add_seconds("seconds_saved", 4.0)
 
     count()
     since = Since()
