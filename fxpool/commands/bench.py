@@ -1,4 +1,7 @@
-"""``fxpool bench``: compiles the cases of a suite in parallel and measures them one after the other."""
+"""``fxpool bench``: compiles the cases of a suite in parallel and measures them one after the other.
+
+Modules are imported inside functions, so that `fxpool --help` answers at once.
+"""
 
 from __future__ import annotations
 
@@ -98,10 +101,13 @@ def bench(
     Results are written as they arrive, and the same command resumes a stopped run. The exit status is 1 if a case
     failed, gave wrong results, or (with --compare) is slower.
     """
+<<<<<<< HEAD
     # Imported here, so that `fxpool --help` answers at once.
 <<<<<<< HEAD
     from fxpool.bench import page, plots, report, runner
 =======
+=======
+>>>>>>> acd4783e (Say once why bench imports late)
     from fxpool.bench import report, runner
 >>>>>>> b5deebc6 (Split the longest functions of bench and metrics; take the dashboard's rows from the records themselves)
     from fxpool.bench import suite as suites
