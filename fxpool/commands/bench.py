@@ -101,24 +101,12 @@ def bench(
     Results are written as they arrive, and the same command resumes a stopped run. The exit status is 1 if a case
     failed, gave wrong results, or (with --compare) is slower.
     """
-<<<<<<< HEAD
-    # Imported here, so that `fxpool --help` answers at once.
-<<<<<<< HEAD
-    from fxpool.bench import page, plots, report, runner
-=======
-=======
->>>>>>> acd4783e (Say once why bench imports late)
     from fxpool.bench import report, runner
->>>>>>> b5deebc6 (Split the longest functions of bench and metrics; take the dashboard's rows from the records themselves)
     from fxpool.bench import suite as suites
     from fxpool.bench.case import runs
     from fxpool.bench.display import Display
     from fxpool.bench.environment import fresh_caches
-<<<<<<< HEAD
-    from fxpool.bench.results import Record, Results, pyperf_json, read
-=======
     from fxpool.bench.results import Results, read
->>>>>>> b5deebc6 (Split the longest functions of bench and metrics; take the dashboard's rows from the records themselves)
 
     chosen = suites.load(suite)
     selected = suites.select(chosen.cases, _words(cases))
@@ -202,8 +190,8 @@ def _write(
     shown: Console, results: Path, done: dict[Run, Record], changed: list[Change], pyperf: Path | None
 ) -> list[Path]:
     """Write the page, the plots and pyperf's file beside the results; return their paths."""
-    from fxpool.bench import page, plots, pyperf_file, report
-    from fxpool.bench.results import read
+    from fxpool.bench import page, plots, report
+    from fxpool.bench.results import pyperf_json, read
 
     head = read(results)[0]
     written = [results.with_name("report.html")]
