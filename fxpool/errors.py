@@ -351,7 +351,7 @@ class NoCompilerError(CompileError):
         super().__init__(
             f"no working C++ compiler (tried {', '.join(self.tried) or 'none, CXX is empty'})"
             + (f": {detail}" if detail else ""),
-            remedy=_NO_ARGUMENTS if not arguments and any(map(_is_command_line, self.tried)) else _INSTALL_COMPILER,
+            remedy=_NO_ARGUMENTS if not arguments and any(map(_is_command_line, self.tried)) else INSTALL_COMPILER,
         )
 
 
@@ -380,7 +380,11 @@ class NoHalideError(CompileError):
         )
 
 
-_INSTALL_COMPILER = (
+CREATE_KEY = (
+    "create a key with `fxpool cache key FILE` on one machine, copy it to the others, and set "
+    "FXPOOL_REMOTE_KEY_FILE=FILE"
+)
+INSTALL_COMPILER = (
     "install a compiler (Debian and Ubuntu: apt-get install g++; Fedora: dnf install gcc-c++) or set CXX to its path"
 )
 INSTALL_PYTHON_HEADERS = (

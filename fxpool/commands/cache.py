@@ -14,7 +14,7 @@ import click
 import msgspec
 
 from fxpool import config, quantities
-from fxpool.commands.output import FOUND_WRONG, SHORT, fail, filled, show_rows, width, wrapped
+from fxpool.commands.output import FOUND_WRONG, SHORT, entry_name, fail, filled, show_rows, width, wrapped
 
 if TYPE_CHECKING:
     from fxpool.codecache.store.bounds import Bounds
@@ -143,11 +143,10 @@ def cache_list(as_json: bool) -> None:
 def _parts(one: StoredEntry) -> list[str]:
     """Return the columns of an entry in `cache ls`: its identity first, then facts."""
     if one.entry is None:
-        return ["(unreadable: damaged, or written by another version)"]
+        return [entry_name(None)]
     summary, meta = _summary(one), one.entry.metadata
     origin = meta.origin
-    # Entries of earlier versions only have a label.
-    parts = [(origin.name if origin is not None else "") or meta.label or "(no name)"]
+    parts = [entry_name(one.entry)]
     if origin is not None:
         parts += [origin.place, _inputs(one.entry)]
     parts += [quantities.counted(summary["guards"], "guard") if summary["guards"] else ""]
@@ -192,7 +191,7 @@ def cache_show(key: str, as_json: bool, code: bool) -> None:
             click.echo()
         _row("key", one.key)
         if one.entry is None:
-            _row("", "(unreadable: damaged, or written by another version)")
+            _row("", entry_name(None))
             continue
         _show_entry(one.entry)
 

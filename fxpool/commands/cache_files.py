@@ -14,7 +14,7 @@ import click
 
 from fxpool import quantities
 from fxpool.commands.cache import existing_store
-from fxpool.commands.output import SHORT, fail
+from fxpool.commands.output import SHORT, entry_name, fail
 
 if TYPE_CHECKING:
     from fxpool.codecache.store.blobs import BlobRef
@@ -68,11 +68,11 @@ def _blobs(entries: Iterable[StoredEntry]) -> set[BlobRef]:
 
 
 def _name(entry: StoredEntry) -> str:
+    name = entry_name(entry.entry)
     if entry.entry is None:
-        return "(unreadable: damaged, or written by another version)"
-    meta = entry.entry.metadata
-    name = (meta.origin.name if meta.origin is not None else "") or meta.label or "(no name)"
-    return quantities.one_line(f"{name}, {quantities.moment(meta.created)}, used {quantities.ago(entry.used)}")
+        return name
+    created = quantities.moment(entry.entry.metadata.created)
+    return quantities.one_line(f"{name}, {created}, used {quantities.ago(entry.used)}")
 
 
 @click.command("key")

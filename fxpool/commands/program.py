@@ -32,7 +32,6 @@ from fxpool.commands.output import FOUND_WRONG, fail, show_rows, width, wrapped
 
 __all__ = ["capture", "run", "warm"]
 
-_MODE = "TORCHINDUCTOR_FX_COMPILE_MODE"
 _AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 # Graphs that were not stored because the user's settings say so.
 _INTENDED = ("compiled_fast",)
@@ -113,7 +112,7 @@ def _command(arguments: tuple[str, ...], as_module: bool, mode: str | None) -> t
         fail(f"{_AUTOLOAD}={os.environ[_AUTOLOAD]} keeps torch from loading fxpool\n  unset it")
     command = [sys.executable, *(["-m"] if as_module else []), *arguments]
     # torch reads the mode from the environment only, fxpool from its settings file, too.
-    return command, {**os.environ, _MODE: mode}
+    return command, {**os.environ, config.variable("mode"): mode}
 
 
 def _replace(command: list[str], variables: dict[str, str]) -> NoReturn:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from fxpool import config, quantities
-from fxpool.commands.output import SHORT, fail
+from fxpool.commands.output import SHORT, entry_name, fail
 
 if TYPE_CHECKING:
     from fxpool.codecache.store.entry import Entry
@@ -26,7 +26,7 @@ def verify_again(entries: Sequence[Entry], store: LocalStore, count: int, seed: 
     chosen = verification.sample(entries, count, seed)
     equal = failed = differing = 0
     for entry, found in verification.recomputed(chosen, store, seed):
-        line = f"{entry.key[:SHORT]}  {_name(entry)}"
+        line = f"{entry.key[:SHORT]}  {quantities.one_line(entry_name(entry))}"
         if isinstance(found, str):
             failed += 1
             click.echo(f"{line}  could not be recompiled: {found}")
@@ -47,8 +47,3 @@ def verify_again(entries: Sequence[Entry], store: LocalStore, count: int, seed: 
         kept = quantities.counted(without, "entry holds", "entries hold")
         click.echo(f"{kept} no request to recompile; set FXPOOL_KEEP_REQUESTS=1 to store requests with new entries")
     return not differing and not failed and bool(chosen or not entries)
-
-
-def _name(entry: Entry) -> str:
-    origin = entry.metadata.origin
-    return quantities.one_line((origin.name if origin is not None else "") or entry.metadata.label or "(no name)")

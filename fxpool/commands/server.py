@@ -23,8 +23,6 @@ from fxpool.commands.output import Duration, Listen, console, width, wrapped
 
 __all__ = ["runtime_root", "serve", "status", "stop"]
 
-_DIGITS = 12  # of an environment's digest that are shown
-
 
 @click.command()
 @click.option("--detach", is_flag=True, help="Return once the server is ready; it ends when it is idle for a while.")
@@ -116,7 +114,7 @@ def _shown(root: Path) -> Group:
     lines: list[tuple[str, str]] = []
     for link in hosts.links(root):
         facts = hosts.status(link)
-        name = link.name.removeprefix("host-").removesuffix(".socket")[:_DIGITS]
+        name = hosts.shown(link)
         if facts["state"] == "running":
             lines += _lines(name, facts)
         else:

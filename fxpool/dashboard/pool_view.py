@@ -24,7 +24,6 @@ __all__ = ["Jobs", "Look", "PoolView", "wait_reason"]
 
 _KEPT = 2000
 _NAMED = 3  # running jobs that a reason names
-_DIGITS = 12  # shown of an environment's digest
 _ENDED_WITH_SERVER = "the server ended"
 
 
@@ -146,7 +145,7 @@ class PoolView:
 
     def _look_at(self, path: str, link: Path | None) -> Look:
         known = self._known.get(path)
-        shown = known.shown if known is not None else _shown(link)
+        shown = known.shown if known is not None else hosts.shown(link) if link is not None else ""
         try:
             if known is None:
                 assert link is not None
@@ -166,10 +165,6 @@ class PoolView:
         if known is not None:
             known.visit.close()
         return Look(shown, known.name if known is not None else "", link is not None, state, reason)
-
-
-def _shown(link: Path | None) -> str:
-    return link.name.removeprefix("host-").removesuffix(".socket")[:_DIGITS] if link is not None else ""
 
 
 def _socket_of(link: Path) -> str:

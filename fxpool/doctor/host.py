@@ -27,15 +27,12 @@ from pathlib import Path
 from fxpool import config, directories, quantities, temporary
 from fxpool.doctor.farm import farm
 from fxpool.doctor.findings import FAIL, OK, WARN, Check, Finding
-from fxpool.errors import INSTALL_PYTHON_HEADERS, FxpoolError, UnsafeRuntimeDirectoryError
+from fxpool.errors import INSTALL_COMPILER, INSTALL_PYTHON_HEADERS, FxpoolError, UnsafeRuntimeDirectoryError
 from fxpool.setting_values import without_secrets
 from fxpool.torch_compat import versions
 
-__all__ = ["CHECKS", "COMPILER_REMEDY"]
+__all__ = ["CHECKS"]
 
-COMPILER_REMEDY = (
-    "install a compiler (Debian and Ubuntu: apt-get install g++; Fedora: dnf install gcc-c++) or set CXX to its path"
-)
 _SOURCE = """#include <omp.h>
 #include <vector>
 extern "C" int fxpool_doctor(int n) {
@@ -121,7 +118,7 @@ def compiler() -> Iterator[Finding]:
     path = shutil.which(name)
     if path is None:
         where = "from CXX" if "CXX" in os.environ else f"PATH is {os.environ.get('PATH', '')!r}"
-        yield Finding("compiler", FAIL, f"{name!r} not found ({where})", COMPILER_REMEDY)
+        yield Finding("compiler", FAIL, f"{name!r} not found ({where})", INSTALL_COMPILER)
         return
     said = _run([path, "--version"])
     version = (said.stdout.splitlines() or ["unknown version"])[0]
@@ -133,7 +130,7 @@ def compiler() -> Iterator[Finding]:
             lines = [line for line in built.stderr.splitlines() if line.strip()]
             why = next((line for line in lines if "error" in line), (lines or ["no error message"])[-1])
             openmp = "omp" in built.stderr
-            remedy = "install OpenMP for it (clang: libomp-dev)" if openmp else COMPILER_REMEDY
+            remedy = "install OpenMP for it (clang: libomp-dev)" if openmp else INSTALL_COMPILER
             yield Finding("compiler", FAIL, f"{path} ({version}) fails: {why.strip()}", remedy, built.stderr)
             return
         try:

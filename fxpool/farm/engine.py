@@ -21,7 +21,7 @@ from typing import Protocol
 import msgspec
 
 from fxpool import config
-from fxpool.errors import ConfigurationError
+from fxpool.errors import CREATE_KEY, ConfigurationError
 from fxpool.pool.wire.farm import Machine
 
 __all__ = [
@@ -93,8 +93,7 @@ def key_file() -> Path:
     if path is None:
         raise ConfigurationError(
             "a farm needs a key file, which authenticates requests and results",
-            remedy="create a key with `fxpool cache key FILE` on one machine, copy it to the others, and set "
-            "FXPOOL_REMOTE_KEY_FILE=FILE",
+            remedy=CREATE_KEY,
         )
     Keyring.load(path)
     return path

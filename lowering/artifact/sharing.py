@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from fxpool import config, counters, forks, notices
 from fxpool.codecache.store.store import FRESH, LocalStore
-from fxpool.errors import ConfigurationError, StoreError
+from fxpool.errors import CREATE_KEY, ConfigurationError, StoreError
 from fxpool.lowering.artifact import effects
 from fxpool.lowering.core import switched_off
 from fxpool.lowering.core.runtime import runtime
@@ -82,8 +82,7 @@ def _new_level(address: str, settings: config.Settings) -> RemoteLevel:
     if settings.remote_key_file is None:
         raise ConfigurationError(
             f"the remote cache {remote.shown(address)} cannot be trusted without a key",
-            remedy="create a key with `fxpool cache key FILE` on one machine, copy it to the others, and set "
-            "FXPOOL_REMOTE_KEY_FILE=FILE",
+            remedy=CREATE_KEY,
         )
     return RemoteLevel(
         lambda seconds: remote.connect(address, seconds),

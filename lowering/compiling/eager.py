@@ -115,14 +115,10 @@ def add(attempt: Attempt, error: PoolError, origin: Origin | None = None) -> Non
         return
     counters.count("quarantined")
     # The server's log is removed with the server; the copy remains.
-    output = record.log or error.log_path
-    more = {"timeout": "FXPOOL_JOB_TIMEOUT", "memory": "FXPOOL_JOB_MEMORY"}.get(limit)
-    error.remedy = (
-        (f"see the worker's output in {output}; " if output else "")
-        + "to compile it again, "
-        + (f"set {more} to a larger value or " if more else "")
-        + f"run `fxpool cache quarantine --release {key[:12]}`"
+    in_quarantine = QuarantinedError(
+        label, key=key, error=error.message, log_path=record.log or error.log_path or "", limit=limit
     )
+    error.remedy = in_quarantine.remedy
     error.args = (f"{error.message}\n  {error.remedy}",)
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from fxpool import config, counters, notices
 from fxpool.codecache.key import builds
 from fxpool.codecache.store.store import FRESH
-from fxpool.errors import ConfigurationError
+from fxpool.errors import CREATE_KEY, ConfigurationError
 from fxpool.lowering.core.farm_orders import AWAY_JOB, request_name, result_name
 from fxpool.lowering.core.runtime import runtime
 from fxpool.lowering.request import variables
@@ -63,8 +63,7 @@ def _load(path: str) -> Keyring:
     if not path:
         raise ConfigurationError(
             "its results cannot be trusted without a key",
-            remedy="create a key with `fxpool cache key FILE` on one machine, copy it to the others, and set "
-            "FXPOOL_REMOTE_KEY_FILE=FILE",
+            remedy=CREATE_KEY,
         )
     return Keyring.load(path)
 

@@ -15,7 +15,7 @@ from fxpool.pool.wire import messages as m
 from fxpool.pool.wire.protocol import PROTOCOL_VERSION, Channel, check_peer
 from fxpool.version import __version__
 
-__all__ = ["Visit", "links", "status", "stop"]
+__all__ = ["Visit", "links", "shown", "status", "stop"]
 
 _SILENCE = 2.0
 
@@ -23,6 +23,11 @@ _SILENCE = 2.0
 def links(root: Path) -> list[Path]:
     """Return the links to the sockets of this host's servers in the runtime directory `root`."""
     return sorted(root.glob("host-*.socket"))
+
+
+def shown(link: Path) -> str:
+    """Return the start of a server's environment digest, which names it in what people read."""
+    return link.name.removeprefix("host-").removesuffix(".socket")[:12]
 
 
 def status(link: Path) -> dict[str, Any]:
