@@ -110,6 +110,7 @@ EDITS: dict[str, Callable[[Path], object]] = {
     "a package in a module's place": lambda top: add_a_package(top),
     "an extension in a module's place": lambda top: (top / "deep/er.abi3.so").write_text("machine code"),
     "a library": lambda top: rewrite(top / "lib/libthing.so", "other code.."),
+    "a template": lambda top: (top / "deep/product.py.jinja").write_text("machine code"),
     "a program": lambda top: rewrite(top / "bin/assembler", "other code.."),
 }
 
@@ -119,11 +120,12 @@ EDITS: dict[str, Callable[[Path], object]] = {
 def test_what_differs_counts(place: Path, memory: Memory, edit: str, recorded: bool) -> None:
     install(place, recorded=recorded)
     before = facts(memory)
-    assert ("thing_edited" in before) is not recorded
+    assert ("thing_files" in before) is recorded
     assert facts() == before == facts(memory) and memory.hits == 1
     EDITS[edit](place / "thing")
     after = facts(memory)
-    assert after["thing_edited"] != before.get("thing_edited")
+    assert after["thing_content"] != before["thing_content"]
+    assert after.get("thing_files") == before.get("thing_files")
     assert after == facts() == facts(memory)
 
 
@@ -162,7 +164,7 @@ def test_a_tree_earlier_on_the_path_counts(place: Path, tmp_path: Path, monkeypa
     assert facts() == before
     (farm / "thing/__init__.py").unlink()
     (farm / "thing/__init__.py").write_text("x = 2\n")
-    assert facts()["thing_edited"]
+    assert facts()["thing_content"] != before["thing_content"]
     assert facts()["thing_files"] == before["thing_files"]
 
 
@@ -179,11 +181,10 @@ def test_a_tree_that_is_imported_counts_and_not_one_that_would_be(
         (other / "thing/__init__.py").write_text("x = 2\n")
         monkeypatch.syspath_prepend(str(other))
         assert thing.x == 1
-        assert "thing_edited" not in facts()
-        assert facts()["thing_files"] == before["thing_files"]
+        assert facts() == before
     finally:
         del sys.modules["thing"]
-    assert "thing_edited" in facts()
+    assert facts()["thing_content"] != before["thing_content"]
 
 
 def test_links_in_a_circle(place: Path) -> None:
@@ -201,12 +202,12 @@ def test_a_file_that_was_just_written_is_looked_at_again(place: Path) -> None:
     assert not memory.answers
 
 
-@pytest.mark.parametrize("damage", ["", "x", "9\tname", "0/deep\tother.py", "\n\n"])
+@pytest.mark.parametrize("damage", ["", "x", "[1]", "[]", "{}", '[["thing", "/else", ["er.py"]]]', '[["thing", 1, 2]]'])
 def test_a_damaged_list_is_made_again(place: Path, memory: Memory, damage: str) -> None:
     install(place)
     before = facts(memory)
     for answer in memory.answers.values():
-        answer["tree"] = damage
+        answer["listing"] = damage
     assert facts(memory) == before
 
 

@@ -29,7 +29,7 @@ if __name__ == "__main__":
         "misses": counted["misses"],
         "fallbacks": counted["fallbacks"],
         "torch": torch.__file__,
-        "edited": system.system_facts().get("torch_edited", ""),
+        "content": system.system_facts()["torch_content"],
         "compiler": "torch._inductor.compile_fx" in sys.modules,
     }
     fxpool.close()
