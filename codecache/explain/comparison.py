@@ -8,12 +8,13 @@ A pure function of the key details in entries (`key_detail`). Equal keys give no
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fxpool.codecache.explain.graph_comparison import Change, changes, paired, value_changes
+from fxpool.codecache.explain.graph_comparison import Difference, changes, paired, value_changes
 from fxpool.codecache.graph import encoded_values
 from fxpool.codecache.guards import guards
 from fxpool.codecache.key import key_detail
@@ -24,32 +25,6 @@ __all__ = ["Described", "Difference", "differences", "equal_components", "lines"
 
 _SHOWN = 20  # differences listed per component
 _DIGEST, _DIGITS = re.compile(r"\b[0-9a-f]{40,}\b"), 12
-
-
-@dataclass(frozen=True)
-class Difference:
-    """One item that differs. `before` and `after` are its values as text, None on the side without the item.
-
-    `component` is a component of the key (`codecache.key.key`), `item` a node, input, option or function; empty if only
-    the digests of the component are known to differ. `position` is the position of a node in its graph.
-    """
-
-    component: str
-    item: str
-    before: str | None
-    after: str | None
-    position: int | None = None
-
-    def mirrored(self) -> Difference:
-        return Difference(self.component, self.item, self.after, self.before, self.position)
-
-    def __str__(self) -> str:
-        what = f"{self.component}: {self.item}" if self.item else self.component
-        if self.before is None:
-            return f"{what}: added: {self.after}"
-        if self.after is None:
-            return f"{what}: removed: {self.before}"
-        return f"{what}: {self.before} -> {self.after}"
 
 
 @dataclass(frozen=True)
@@ -79,12 +54,7 @@ def differences(a: Described, b: Described) -> tuple[Difference, ...]:
         if before == after:
             continue
         items = _items(name, a.detail, b.detail)
-        found += [Difference(name, one.item, one.before, one.after, one.position) for one in items]
-        if not items:
-            whole = Change.of(
-                "", (None if digest is None else f"digest {digest[:_DIGITS]}" for digest in (before, after))
-            )
-            found.append(Difference(name, "", whole.before, whole.after))
+        found += items or [Difference.of(name, "", (before, after), lambda digest: f"digest {digest[:_DIGITS]}")]
     return tuple(found)
 
 
@@ -92,12 +62,12 @@ def _order(name: str) -> tuple[int, str]:
     return (ORDER.index(name) if name in ORDER else len(ORDER)), name
 
 
-def _items(name: str, a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Change]:
+def _items(name: str, a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Difference]:
     if not (a and b):
         return []
     try:
         compare = _COMPARE.get(name)
-        return compare(a, b) if compare is not None else _mapping_changes(a[name], b[name])
+        return compare(a, b) if compare is not None else _mapping_changes(name, a[name], b[name])
     except (KeyError, IndexError, TypeError, ValueError, AttributeError, guards.UnknownGuardError, RecursionError):
         return []  # written by another version of fxpool
 
@@ -105,24 +75,24 @@ def _items(name: str, a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Change
 # ---------------------------------------------------------------- by component
 
 
-def _graph(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Change]:
+def _graph(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Difference]:
     if a["level"] != b["level"]:
-        return [Change("level", str(a["level"]), str(b["level"]))]
+        return [Difference.of("graph", "level", (a["level"], b["level"]))]
     return changes(a["graph"], b["graph"])
 
 
-def _inputs(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Change]:
+def _inputs(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Difference]:
     (ours, more), (theirs, other_more) = _values(a), _values(b)
-    found: list[Change] = []
+    found: list[Difference] = []
     for name, other in paired([*ours], [*theirs]):
-        found += value_changes(f"input {name or other}", ours.get(name or ""), theirs.get(other or ""))
+        found += value_changes("inputs", f"input {name or other}", ours.get(name or ""), theirs.get(other or ""))
     found = _essential(found)
     if more != other_more:
-        found.append(Change.of("arguments of the compile", map(_shown, (more, other_more))))
+        found.append(Difference.of("inputs", "arguments of the compile", map(_shown, (more, other_more))))
     if a["layout"] != b["layout"]:
-        found.append(Change.of("overlapping inputs", (_overlaps(one) for one in (a, b))))
+        found.append(Difference.of("inputs", "overlapping inputs", (a, b), _overlaps))
     if a["constraints"] != b["constraints"]:
-        found.append(Change.of("dynamic-size marks", (_shown(one["constraints"]) for one in (a, b))))
+        found.append(Difference.of("inputs", "dynamic-size marks", (a["constraints"], b["constraints"]), _shown))
     return found
 
 
@@ -137,11 +107,11 @@ def _values(detail: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
     return dict(zip(names, values, strict=True)), more
 
 
-def _essential(found: list[Change]) -> list[Change]:
+def _essential(differences: list[Difference]) -> list[Difference]:
     """Leave out inputs that only differ in numbering, if other inputs differ in substance."""
     following = ("number ", "storage ")
-    own = [one for one in found if not (one.before or "").startswith(following)]
-    return own or found
+    own = [one for one in differences if not (one.before or "").startswith(following)]
+    return own or differences
 
 
 def _overlaps(detail: Mapping[str, Any]) -> str:
@@ -159,8 +129,8 @@ def _named(names: Sequence[str], at: int) -> str:
     return names[at] if at < len(names) else str(at)
 
 
-def _shapes(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Change]:
-    return _mapping_changes(*({str(row[0]): _symbol(row) for row in one["shapes"]} for one in (a, b)))
+def _shapes(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Difference]:
+    return _mapping_changes("shapes", *({str(row[0]): _symbol(row) for row in one["shapes"]} for one in (a, b)))
 
 
 def _symbol(row: Sequence[Any]) -> str:
@@ -171,13 +141,13 @@ def _symbol(row: Sequence[Any]) -> str:
     return shown + (f", = {guards.render(replacement)}" if replacement is not None else "")
 
 
-def _code(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Change]:
+def _code(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Difference]:
     """Return the functions, values and variables that differ, or else the names in the graph whose digests differ."""
-    found: dict[str, Change] = {}
-    coarse: list[Change] = []
-    for change in _mapping_changes(a["code"], b["code"]):
+    found: dict[str, Difference] = {}
+    coarse: list[Difference] = []
+    for change in _mapping_changes("code", a["code"], b["code"]):
         owner = max((name for name in a["covered"] if change.item.startswith(name)), key=len, default="")
-        inner = _mapping_changes(a["covered"].get(owner, {}), b["covered"].get(owner, {}))
+        inner = _mapping_changes("code", a["covered"].get(owner, {}), b["covered"].get(owner, {}))
         # An item on one side only follows from a change of the code that refers to it.
         inner = [one for one in inner if None not in (one.before, one.after)]
         found |= {one.item: one for one in inner}
@@ -192,8 +162,8 @@ def _file_of(item: str) -> str:
     return item.rpartition("file ")[2] if "file " in item else ""
 
 
-def _ambient(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Change]:
-    found = _mapping_changes(a["ambient"], b["ambient"])
+def _ambient(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Difference]:
+    found = _mapping_changes("ambient", a["ambient"], b["ambient"])
     if any(one.item == _PRECISION for one in found):  # torch derives these from it
         found = [one for one in found if not (one.item.startswith("fp32_precision_") and one.item.endswith("_matmul"))]
     return found
@@ -202,9 +172,9 @@ def _ambient(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Change]:
 _PRECISION = "float32_matmul_precision"
 
 
-def _mapping_changes(a: Mapping[str, str], b: Mapping[str, str]) -> list[Change]:
+def _mapping_changes(component: str, a: Mapping[str, str], b: Mapping[str, str]) -> list[Difference]:
     return [
-        Change.of(name, (None if value is None else _cut(str(value)) for value in (a.get(name), b.get(name))))
+        Difference.of(component, name, (a.get(name), b.get(name)), lambda value: _cut(str(value)))
         for name in sorted({*a, *b})
         if a.get(name) != b.get(name)
     ]
@@ -220,7 +190,7 @@ def _shown(value: Any) -> str:
 
 
 # The components whose details are not mappings to compare item by item.
-_COMPARE: Mapping[str, Callable[[Mapping[str, Any], Mapping[str, Any]], list[Change]]] = {
+_COMPARE: Mapping[str, Callable[[Mapping[str, Any], Mapping[str, Any]], list[Difference]]] = {
     "graph": _graph,
     "inputs": _inputs,
     "shapes": _shapes,
@@ -232,16 +202,11 @@ _COMPARE: Mapping[str, Callable[[Mapping[str, Any], Mapping[str, Any]], list[Cha
 # ---------------------------------------------------------------- for people
 
 
-def lines(found: Sequence[Difference]) -> list[str]:
+def lines(differences: Sequence[Difference]) -> list[str]:
     """Return one line per difference; after the first `_SHOWN` of a component, one line with a count."""
     shown: list[str] = []
-    counts: dict[str, int] = {}
-    for one in found:
-        counts[one.component] = counts.get(one.component, 0) + 1
-        if counts[one.component] <= _SHOWN:
-            shown.append(str(one))
-        elif counts[one.component] == _SHOWN + 1:
-            shown.append("")  # filled in below, when the count is known
-    more = [f"{name}: {count - _SHOWN} more" for name, count in counts.items() if count > _SHOWN]
-    rest = iter(more)
-    return [line or next(rest) for line in shown]
+    for component, group in itertools.groupby(differences, key=lambda difference: difference.component):
+        items = [str(difference) for difference in group]
+        shown += items[:_SHOWN]
+        shown += [f"{component}: {len(items) - _SHOWN} more"] if len(items) > _SHOWN else []
+    return shown

@@ -11,7 +11,8 @@ the comparison is symmetric (E. Myers, An O(ND) difference algorithm and its var
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+import dataclasses
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,48 +21,61 @@ import msgspec
 from fxpool.codecache.graph import encoded_values
 from fxpool.codecache.graph.encoded_values import called, shortened, text
 
-__all__ = ["Change", "aligned", "changes", "paired", "value_changes"]
+__all__ = ["Difference", "aligned", "changes", "paired", "value_changes"]
 
 #: Graphs that differ in more nodes are aligned by name: the search takes time in the square of this.
 _MOST_EDITS = 400
 
 
 @dataclass(frozen=True)
-class Change:
-    """One item that differs between two graphs; None on a side without the item. `position` counts nodes from 0."""
+class Difference:
+    """One item that differs. `before` and `after` are its values as text, None on the side without the item.
 
+    `component` is a component of the key (`codecache.key.key`), `item` a node, input, option or function; empty if only
+    the digests of the component are known to differ. `position` is the position of a node in its graph.
+    """
+
+    component: str
     item: str
     before: str | None
     after: str | None
     position: int | None = None
 
     @classmethod
-    def of(cls, item: str, both: Iterable[str | None]) -> Change:
-        """Return the change of an item from the first of `both` to the second."""
-        before, after = both
-        return cls(item, before, after)
+    def of(cls, component: str, item: str, both: Iterable[Any], shown: Callable[[Any], str] = str) -> Difference:
+        """Return the difference of an item's values, which `shown` turns into text; None for a missing value."""
+        before, after = (None if value is None else shown(value) for value in both)
+        return cls(component, item, before, after)
 
-    def mirrored(self) -> Change:
-        return Change(self.item, self.after, self.before, self.position)
+    def mirrored(self) -> Difference:
+        return dataclasses.replace(self, before=self.after, after=self.before)
+
+    def __str__(self) -> str:
+        name = f"{self.component}: {self.item}" if self.item else self.component
+        if self.before is None:
+            return f"{name}: added: {self.after}"
+        if self.after is None:
+            return f"{name}: removed: {self.before}"
+        return f"{name}: {self.before} -> {self.after}"
 
 
-def changes(a: Any, b: Any, place: str = "") -> list[Change]:
-    """Return the differences between two graphs encoded by `graph_codec`. Items get the prefix `place`.
+def changes(a: Any, b: Any, prefix: str = "") -> list[Difference]:
+    """Return the differences between two graphs encoded by `graph_codec`. Items get the prefix `prefix`.
 
     Symmetric: exchanging the graphs exchanges `before` and `after`.
     """
     if a == b:
         return []
     if msgspec.msgpack.encode(b) < msgspec.msgpack.encode(a):
-        return [change.mirrored() for change in changes(b, a, place)]
-    found = [*_node_changes(a[1], b[1], place), *_named_changes(a, b, place)]
-    return found or _renamed(a[1], b[1], place)
+        return [change.mirrored() for change in changes(b, a, prefix)]
+    found = [*_node_changes(a[1], b[1], prefix), *_named_changes(a, b, prefix)]
+    return found or _renamed(a[1], b[1], prefix)
 
 
 # ---------------------------------------------------------------- nodes
 
 
-def _node_changes(a: Sequence[Any], b: Sequence[Any], place: str) -> Iterator[Change]:
+def _node_changes(a: Sequence[Any], b: Sequence[Any], prefix: str) -> Iterator[Difference]:
     pairs = aligned([_does(row) for row in a], [_does(row) for row in b])
     if pairs is None:
         pairs = _by_name(a, b)
@@ -69,18 +83,18 @@ def _node_changes(a: Sequence[Any], b: Sequence[Any], place: str) -> Iterator[Ch
     pairs.sort()
     there = dict(pairs)
     partner_of_b = {at_b: at_a for at_a, at_b in pairs}
-    rows: list[tuple[tuple[int, int], Change]] = []
+    rows: list[tuple[tuple[int, int], Difference]] = []
     for at_a, at_b in pairs:
         if _does(a[at_a]) != _does(b[at_b]) or [there.get(n) for n in _references(a[at_a])] != _references(b[at_b]):
-            item = f"{place}node {a[at_a][1]}"
-            rows.append(((at_a, 0), Change(item, _shown(a, at_a), _shown(b, at_b), at_a)))
+            item = f"{prefix}node {a[at_a][1]}"
+            rows.append(((at_a, 0), Difference("graph", item, _shown(a, at_a), _shown(b, at_b), at_a)))
     for at, row in enumerate(a):
         if at not in there:
-            rows.append(((at, 1), Change(f"{place}node {row[1]}", _shown(a, at), None, at)))
+            rows.append(((at, 1), Difference("graph", f"{prefix}node {row[1]}", _shown(a, at), None, at)))
     for at, row in enumerate(b):
         if at not in partner_of_b:
             before = max((partner_of_b[n] for n in range(at) if n in partner_of_b), default=-1)
-            rows.append(((before, 2 + at), Change(f"{place}node {row[1]}", None, _shown(b, at), at)))
+            rows.append(((before, 2 + at), Difference("graph", f"{prefix}node {row[1]}", None, _shown(b, at), at)))
     rows.sort(key=lambda pair: pair[0])
     yield from (change for _, change in rows)
 
@@ -218,10 +232,10 @@ def _paired_in_gaps(a: Sequence[Any], b: Sequence[Any], pairs: Sequence[tuple[in
         x, y = end_x + 1, end_y + 1
 
 
-def _renamed(a: Sequence[Any], b: Sequence[Any], place: str) -> list[Change]:
+def _renamed(a: Sequence[Any], b: Sequence[Any], prefix: str) -> list[Difference]:
     """Return renamed nodes. Names count only if nothing else differs: few keys include them."""
     return [
-        Change(f"{place}the name of node {at}", str(row[1]), str(other[1]), at)
+        Difference("graph", f"{prefix}the name of node {at}", str(row[1]), str(other[1]), at)
         for at, (row, other) in enumerate(zip(a, b, strict=False))
         if row[1] != other[1]
     ]
@@ -230,30 +244,29 @@ def _renamed(a: Sequence[Any], b: Sequence[Any], place: str) -> list[Change]:
 # ---------------------------------------------------------------- what a graph has by name
 
 
-def _named_changes(a: Any, b: Any, place: str) -> Iterator[Change]:
+def _named_changes(a: Any, b: Any, prefix: str) -> Iterator[Difference]:
     """Compare attributes (constants, nested graphs), parameters and buffers, and metadata of the graph."""
     for name, ours, theirs in _joined(a[2], b[2]):
         if _is_graph(ours) and _is_graph(theirs):
-            yield from changes(ours, theirs, f"{place}{name}: ")
+            yield from changes(ours, theirs, f"{prefix}{name}: ")
         elif ours != theirs:
-            yield from _attribute(f"{place}constant {name}", ours, theirs)
+            yield from _attribute(f"{prefix}constant {name}", ours, theirs)
     ours_, theirs_ = ([[name, [kind, value]] for name, kind, value in graph[3]] for graph in (a, b))
     for name, one, other in _joined(ours_, theirs_):
         if one != other:
-            yield from value_changes(f"{place}parameter {name}", one[1] if one else None, other[1] if other else None)
+            values = (side[1] if side else None for side in (one, other))
+            yield from value_changes("graph", f"{prefix}parameter {name}", *values)
     for name, one, other in _joined(a[4], b[4]):
         if one != other:
-            yield Change.of(
-                f"{place}{name}", (None if each is None else shortened(text(each)) for each in (one, other))
-            )
+            yield Difference.of("graph", f"{prefix}{name}", (one, other), _short_text)
 
 
-def _attribute(item: str, a: Any, b: Any) -> Iterator[Change]:
-    shown = ["a graph" if _is_graph(one) else None if one is None else text(one) for one in (a, b)]
-    if shown[0] != shown[1]:
-        yield Change.of(item, shown)
+def _attribute(item: str, a: Any, b: Any) -> Iterator[Difference]:
+    shown = Difference.of("graph", item, (a, b), lambda value: "a graph" if _is_graph(value) else text(value))
+    if shown.before != shown.after:
+        yield shown
     elif a is not None and b is not None and [*a[:1], *a[2:]] != [*b[:1], *b[2:]]:
-        yield Change(item, shortened(repr(a[2:])), shortened(repr(b[2:])))
+        yield Difference.of("graph", item, (a[2:], b[2:]), lambda value: shortened(repr(value)))
 
 
 def _joined(a: Any, b: Any) -> Iterator[tuple[str, Any, Any]]:
@@ -281,11 +294,14 @@ _FOLLOWING = frozenset(
 )
 
 
-def value_changes(item: str, a: Any, b: Any) -> list[Change]:
+def _short_text(value: Any) -> str:
+    return shortened(text(value))
+
+
+def value_changes(component: str, item: str, a: Any, b: Any) -> list[Difference]:
     """Compare two encoded values, tensors fact by fact; None stands for a missing value."""
     if not (encoded_values.is_tensor(a) and encoded_values.is_tensor(b)):
-        shown = [None if one is None else shortened(text(one)) for one in (a, b)]
-        return [Change.of(item, shown)] if a != b else []
+        return [Difference.of(component, item, (a, b), _short_text)] if a != b else []
     ours, theirs = encoded_values.tensor_fields(a), encoded_values.tensor_fields(b)
     if ("base.dtype" in ours) != ("base.dtype" in theirs):  # only one of the two is a view
         ours, theirs = ({name: v for name, v in one.items() if not name.startswith("base.")} for one in (ours, theirs))
@@ -294,4 +310,4 @@ def value_changes(item: str, a: Any, b: Any) -> list[Change]:
     if not own:
         return []
     both = [", ".join(f"{name} {fields.get(name, 'none')}" for name in own) for fields in (ours, theirs)]
-    return [Change.of(item, both)]
+    return [Difference.of(component, item, both)]

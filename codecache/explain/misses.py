@@ -154,4 +154,4 @@ def explained(miss: Miss, entries: Iterable[Entry]) -> MissExplanation:
             same_function = likeness(found.origin, side.origin) > 0
             if not same_function:
                 why = "the cache has no graph of this function; the nearest entry differs"
-    return MissExplanation(side.label, side.key, side.what, miss.kind, miss.when, why, failed, other, same_function)
+    return MissExplanation(side.label, side.key, side.function, miss.kind, miss.when, why, failed, other, same_function)

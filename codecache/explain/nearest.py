@@ -51,7 +51,7 @@ class Side:
         )  # fmt: skip
 
     @property
-    def what(self) -> str:
+    def function(self) -> str:
         """The function and its place, or the label: ``GPT2.forward, gpt2.py:12``."""
         if self.origin is None or not self.origin.name:
             return self.label
@@ -117,7 +117,9 @@ def compared(a: Side, b: Side, roles: tuple[str, str] = ("", "")) -> Comparison:
     """Compare two keys, or the guards of two entries with one key, from `a` to `b`; `roles` name the two."""
     one, other = a.described(), b.described()
     found = comparison.differences(one, other) if a.key != b.key else _guards(a, b)
-    return Comparison(a.key, b.key, a.what, b.what, tuple(comparison.equal_components(one, other)), found, roles)
+    return Comparison(
+        a.key, b.key, a.function, b.function, tuple(comparison.equal_components(one, other)), found, roles
+    )
 
 
 def _guards(a: Side, b: Side) -> tuple[Difference, ...]:

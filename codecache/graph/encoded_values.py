@@ -39,12 +39,12 @@ def text(value: Any, node: Reference = _node) -> str:
     """Return an encoded value roughly as Python code; `node` renders references to nodes."""
     if not isinstance(value, list) or not value or not isinstance(value[0], str):
         return repr(value)
-    tag, *rest = value
+    tag, *parts = value
     show = _SHOWS.get(tag)
     if show is None:
-        return f"{tag}({', '.join(text(part, node) for part in rest)})"
+        return f"{tag}({', '.join(text(part, node) for part in parts)})"
     try:
-        return show(rest, node)
+        return show(parts, node)
     except (IndexError, TypeError, ValueError, AttributeError, KeyError):  # written by another version
         return repr(value)
 
@@ -80,63 +80,45 @@ def tensor_fields(value: Any) -> dict[str, str]:
     return fields
 
 
-def _device(rest: list[Any]) -> str:
-    kind, index = rest
+def _device(parts: list[Any]) -> str:
+    kind, index = parts
     return str(kind) if index is None else f"{kind}:{index}"
 
 
-def _tensor(rest: list[Any], node: Reference) -> str:
-    fields = tensor_fields(["tensor", *rest])
+def _tensor(parts: list[Any], node: Reference) -> str:
+    fields = tensor_fields(["tensor", *parts])
     plain = {name: shown for name, shown in fields.items() if name in ("dtype", "sizes", "device")}
     return f"{plain['dtype']}{plain['sizes']} on {plain['device']}"
 
 
-def _each(rest: list[Any], node: Reference) -> str:
-    return ", ".join(text(part, node) for part in rest)
+def _each(parts: list[Any], node: Reference) -> str:
+    return ", ".join(text(part, node) for part in parts)
 
 
-def _dict(rest: list[Any], node: Reference) -> str:
-    return "{" + ", ".join(f"{text(name, node)}: {text(value, node)}" for name, value in rest) + "}"
-
-
-def _constant(rest: list[Any], node: Reference) -> str:
-    return f"a constant with digest {rest[1][:12]}"
-
-
-def _python(rest: list[Any], node: Reference) -> str:
-    module, name = rest
-    return f"{module}.{name}"
+def _dict(parts: list[Any], node: Reference) -> str:
+    return "{" + ", ".join(f"{text(name, node)}: {text(value, node)}" for name, value in parts) + "}"
 
 
 _SHOWS: Mapping[str, Callable[[list[Any], Reference], str]] = {
-    "n": lambda rest, node: node(rest[0]),
-    "t": lambda rest, node: f"({_each(rest, node)}{',' if len(rest) == 1 else ''})",
-    "l": lambda rest, node: f"[{_each(rest, node)}]",
-    "il": lambda rest, node: f"[{_each(rest, node)}]",
-    "size": lambda rest, node: f"[{_each(rest, node)}]",
-    "set": lambda rest, node: "{" + _each(rest, node) + "}",
-    "d": _dict,
-    "id": _dict,
-    "op": lambda rest, node: str(rest[0]),
-    "packet": lambda rest, node: str(rest[0]),
-    "hop": lambda rest, node: str(rest[0]),
-    "py": _python,
-    "fn": lambda rest, node: text(rest[0], node),
-    "numpy": lambda rest, node: f"numpy {called(rest[1])}",
-    "attention": lambda rest, node: f"scaled_dot_product_attention (implementation {rest[0]})",
-    "dtype": lambda rest, node: f"torch.{rest[0]}",
-    "layout": lambda rest, node: f"torch.{rest[0]}",
-    "memory_format": lambda rest, node: f"torch.{rest[0]}",
-    "device": lambda rest, node: _device(rest),
-    "y": lambda rest, node: guards.render(rest[1]),
-    "i": lambda rest, node: str(rest[0]),
-    "f": lambda rest, node: str(rest[0]),
-    "...": lambda rest, node: "...",
-    "slice": lambda rest, node: ":".join("" if part is None else text(part, node) for part in rest),
-    "range": lambda rest, node: f"range({_each(rest, node)})",
-    "enum": lambda rest, node: f"{text(rest[0], node)}.{rest[1]}",
-    "group": lambda rest, node: f"process group {rest[0]}",
-    "kernel": lambda rest, node: f"a Triton kernel with source digest {rest[1][:12]}",
-    "constant": _constant,
+    "n": lambda parts, node: node(parts[0]),
+    "t": lambda parts, node: f"({_each(parts, node)}{',' if len(parts) == 1 else ''})",
+    **dict.fromkeys(("l", "il", "size"), lambda parts, node: f"[{_each(parts, node)}]"),
+    "set": lambda parts, node: "{" + _each(parts, node) + "}",
+    **dict.fromkeys(("d", "id"), _dict),
+    **dict.fromkeys(("op", "packet", "hop", "i", "f"), lambda parts, node: str(parts[0])),
+    "py": lambda parts, node: ".".join(parts),
+    "fn": lambda parts, node: text(parts[0], node),
+    "numpy": lambda parts, node: f"numpy {called(parts[1])}",
+    "attention": lambda parts, node: f"scaled_dot_product_attention (implementation {parts[0]})",
+    **dict.fromkeys(("dtype", "layout", "memory_format"), lambda parts, node: f"torch.{parts[0]}"),
+    "device": lambda parts, node: _device(parts),
+    "y": lambda parts, node: guards.render(parts[1]),
+    "...": lambda parts, node: "...",
+    "slice": lambda parts, node: ":".join("" if part is None else text(part, node) for part in parts),
+    "range": lambda parts, node: f"range({_each(parts, node)})",
+    "enum": lambda parts, node: f"{text(parts[0], node)}.{parts[1]}",
+    "group": lambda parts, node: f"process group {parts[0]}",
+    "kernel": lambda parts, node: f"a Triton kernel with source digest {parts[1][:12]}",
+    "constant": lambda parts, node: f"a constant with digest {parts[1][:12]}",
     "tensor": _tensor,
 }

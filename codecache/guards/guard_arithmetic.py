@@ -47,9 +47,9 @@ def decode_int(data: Any) -> int:
     raise UnknownGuardError(f"{data!r:.80} is not an integer")
 
 
-def unknown(what: str) -> Any:
+def unknown(value: str) -> Any:
     """Raise UnknownGuardError. The return type lets callers write `return unknown(...)`."""
-    raise UnknownGuardError(f"no way to evaluate {what}")
+    raise UnknownGuardError(f"no way to evaluate {value}")
 
 
 def tidy(value: Any) -> Value:
