@@ -153,10 +153,9 @@ class _Record:
     def __init__(self, name: str, distribution: importlib.metadata.Distribution) -> None:
         self.name, self.distribution = name, distribution
         self._files: dict[str, tuple[str, int]] = {}
-        try:
+        self._status: os.stat_result | None = None
+        with contextlib.suppress(OSError):  # an egg, an archive
             self._status = os.stat(os.path.join(str(getattr(distribution, "_path", "")), "RECORD"))
-        except OSError:  # an egg, an archive
-            self._status = None
 
     def identity(self) -> Identity:
         status = self._status

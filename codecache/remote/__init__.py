@@ -11,6 +11,7 @@ breaker         decides whether to ask the remote, and for how long: a state mac
 client          the protocol of clients, and their error
 redis_client    Redis and Valkey
 s3_client       stores that speak S3
+access          the remote as its parts share it: clients, breaker, and the thread of a part
 level           looks entries up in the remote, within a deadline
 uploads         sends new entries to the remote, in the background
 leases          decides which machine compiles a graph, while the others wait

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import threading
 import time
 import weakref
 from collections import deque
@@ -29,6 +28,7 @@ from typing import Any, TypeVar
 
 from fxpool import counters, forks, interruptions, notices
 from fxpool.codecache.remote import values
+from fxpool.codecache.remote.access import LINGER, BackgroundThread, RemoteAccess
 from fxpool.codecache.remote.breaker import Breaker
 from fxpool.codecache.remote.client import Client, Deadline, RemoteError
 
@@ -50,8 +50,6 @@ _FIRST_PAUSE, _LONGEST_PAUSE, _GROWTH = 0.05, 0.5, 1.5
 _ANSWERS, _LONGEST_OF_ALL = 10.0, 3.0
 # Seconds between two looks whether the uploads before a release are done.
 _UPLOAD_PAUSE = 0.05
-# Seconds without work after which the thread ends.
-_LINGER = 2.0
 
 
 @dataclass(eq=False)
@@ -66,35 +64,22 @@ class Lease:
     """Keys whose uploads come before the release."""
 
 
-class Leases:
-    """The leases of one remote level. `breaker` and `lock` are the level's. Thread-safe.
+class Leases(BackgroundThread):
+    """The leases of one remote level. Thread-safe.
 
     `uploading` returns whether entries under any of some keys wait for their upload.
     """
 
-    def __init__(
-        self,
-        connect: Callable[[float], Client],
-        breaker: Breaker,
-        lock: Any,
-        uploading: Callable[[Collection[str]], bool],
-        delay: float,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._connect, self._breaker, self._breaker_lock = connect, breaker, lock
-        self._uploading, self._delay, self._clock = uploading, delay, clock
-        self._lock = forks.lock(self, "_lock")
-        self._more = forks.event()
+    def __init__(self, access: RemoteAccess, uploading: Callable[[Collection[str]], bool]) -> None:
+        super().__init__("fxpool-leases", access, access.delay)
+        self._uploading, self._clock = uploading, access.clock
         self._released = forks.event()
         self._questions: deque[_Question] = deque()
         # Weak: an interrupt may keep a caller from releasing its lease, which then lapses.
         self._held: weakref.WeakSet[Lease] = weakref.WeakSet()
         self._ending: list[Lease] = []
-        self._thread: threading.Thread | None = None
-        self._client: Client | None = None
         self._in_vain = 0
-        self._refused = self._closed = False
-        self._pid = os.getpid()
+        self._refused = False
         atexit.register(self.close)
 
     # ---------------------------------------------------------------- asking
@@ -178,9 +163,8 @@ class Leases:
 
     def _ask(self, function: Callable[[Client, Deadline], T]) -> T:
         """Return the result of a request, made in the thread. Raises RemoteError, also if the remote is not in use."""
-        with self._breaker_lock:
-            allowance = self._breaker.allowance()
-        if not allowance or self._refused or self._closed:
+        allowance = self._access.allowance()
+        if not allowance or self._refused or self._is_closed:
             raise RemoteError("client", "the remote cache is not in use")
         question = _Question(function, allowance)
         start = self._clock()
@@ -198,29 +182,26 @@ class Leases:
 
     def _settle(self, error: RemoteError | None, seconds: float) -> None:
         """Have the breaker know how a request went. Rights that allow no leases are no reason to leave the remote."""
-        counters.add_seconds("remote_seconds", seconds)
-        with self._breaker_lock:
+
+        def record(breaker: Breaker, now: float) -> None:
             if error is None:
-                self._breaker.missed(self._clock(), seconds)
+                breaker.missed(now, seconds)
             elif error.reason != "answer":
-                self._breaker.failed(self._clock())
-            is_asked = bool(self._breaker.allowance())
+                breaker.failed(now)
+
         if error is not None:
             counters.count("remote", f"error:lease_{error.reason}")
             self._refused |= error.reason == "answer"
-        if not is_asked:
-            counters.count("remote", "left_alone")
-            why = error.reason if error is not None else "it is slow"
-            notices.once(f"remote:{why}", f"pausing use of the remote cache ({why}): {error or 'no error'}")
+        self._access.settle(seconds, record, error, "it is slow" if error is None else error.reason)
 
     # ---------------------------------------------------------------- ending
 
     def close(self) -> None:
         """Release all leases, as far as that is done in a moment; the others lapse."""
         atexit.unregister(self.close)
-        if self._closed or self._pid != os.getpid():
+        if self._is_closed or self._pid != os.getpid():
             return
-        self._closed = True
+        self._is_closed = True
         with self._lock:
             self._ending += self._held
             self._held.clear()
@@ -231,35 +212,10 @@ class Leases:
 
     # ---------------------------------------------------------------- the thread
 
-    def _wake(self) -> None:
-        """Have the thread look for work, and start it if there is no thread."""
-        with self._lock:
-            self._more.set()
-            if (self._thread is not None and self._thread.is_alive()) or self._pid != os.getpid():
-                return
-            thread = self._thread = threading.Thread(target=self._run, name="fxpool-leases", daemon=True)
-        try:
-            thread.start()
-        except RuntimeError:  # the interpreter ends
-            self._thread = None
-
-    def _run(self) -> None:
-        try:
-            while self._step():
-                pass
-        finally:
-            with self._lock:
-                client, self._client = self._client, None
-                if self._thread is threading.current_thread():
-                    self._thread = None
-                is_work_left = bool(self._questions or self._held or self._ending)
-            if client is not None:
-                client.close()
-            if is_work_left and not self._closed:  # it came while this thread was about to end
-                self._wake()
+    def _has_work(self) -> bool:
+        return bool(self._questions or self._held or self._ending)
 
     def _step(self) -> bool:
-        """Do the work that is due; return False if there has been none for a while."""
         with self._lock:
             self._more.clear()
             question = self._questions.popleft() if self._questions else None
@@ -276,14 +232,14 @@ class Leases:
             is_ending = bool(self._ending)
         if not due:
             self._released.set()
-            return not self._closed and self._more.wait(_LINGER)
+            return not self._is_closed and self._more.wait(LINGER)
         pause = max(0.0, min(due) - self._clock())
         self._more.wait(min(pause, _UPLOAD_PAUSE) if is_ending else pause)
         return True
 
     def _attend(self, held: list[Lease], ending: list[Lease]) -> None:
         for lease in ending:
-            if self._closed or not self._uploading(lease.after):
+            if self._is_closed or not self._uploading(lease.after):
                 self._end(lease)
         for lease in [*held, *ending]:
             if lease.due <= self._clock() and (lease in self._held or lease in self._ending):
@@ -312,7 +268,7 @@ class Leases:
 
     def _request(self, function: Callable[[Client, Deadline], bool]) -> bool | None:
         """Make a request that no caller waits for; None if it failed."""
-        question = _Question(function, self._delay)
+        question = _Question(function, self._access.delay)
         question.answer(self._connected)
         if question.error is None:
             return bool(question.result)
@@ -321,20 +277,8 @@ class Leases:
         if question.error.reason == "answer":
             self._refused = True
         else:
-            with self._breaker_lock:
-                self._breaker.failed(self._clock())
+            self._access.failed()
         return None
-
-    def _connected(self) -> Client:
-        client = self._client
-        if client is None:
-            client = self._client = self._connect(self._delay)
-        return client
-
-    def _drop_client(self) -> None:
-        client, self._client = self._client, None
-        if client is not None:
-            client.close()
 
 
 class _Question:

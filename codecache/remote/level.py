@@ -18,6 +18,7 @@ from typing import TypeVar
 from fxpool import counters, forks, interruptions, notices
 from fxpool.codecache.bundle.authentication import Keyring
 from fxpool.codecache.remote import values
+from fxpool.codecache.remote.access import RemoteAccess
 from fxpool.codecache.remote.breaker import Breaker
 from fxpool.codecache.remote.client import Client, Deadline, RemoteError
 from fxpool.codecache.remote.leases import Leases
@@ -27,7 +28,7 @@ from fxpool.codecache.store.entry import Entry, OtherVersionError, decode_entry,
 from fxpool.codecache.store.store import LocalStore
 from fxpool.errors import CorruptEntryError, NotAuthenticError, StoreError
 
-__all__ = ["MOST_ENTRIES", "Found", "RemoteLevel"]
+__all__ = ["MOST_ENTRIES", "RemoteHit", "RemoteLevel"]
 
 log = notices.logger(__name__)
 
@@ -38,7 +39,7 @@ MOST_ENTRIES = 64
 
 
 @dataclass(frozen=True)
-class Found:
+class RemoteHit:
     """An entry of the remote, and the content of its blobs by role. All of it is authenticated."""
 
     entry: Entry
@@ -65,22 +66,18 @@ class RemoteLevel:
         read_only: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._connect, self._keyring, self._delay, self._clock = connect, keyring, delay, clock
-        self._lock = forks.lock(self, "_lock")
-        self._breaker = Breaker(delay)
+        self._access, self._keyring = RemoteAccess(connect, delay, clock), keyring
         self._idle: list[Client] = [connect(delay)]  # imports it, for which no remote is to blame
         self._useless: set[str] = set()
         # Before the uploads, which are closed first when the process ends.
-        self.leases = Leases(
-            connect, self._breaker, self._lock, lambda keys: self.uploads.has_any_of(keys), delay, clock
-        )
-        self.uploads = Uploads(connect, keyring, self._breaker, self._lock, self._useless, delay, clock)
+        self.leases = Leases(self._access, lambda keys: self.uploads.has_any_of(keys))
+        self.uploads = Uploads(self._access, keyring, self._useless)
         self.read_only = read_only
 
     @property
     def state(self) -> str:
         """``closed`` while the remote is asked, else ``open`` or ``half_open``."""
-        return self._breaker.state.value
+        return self._access.breaker.state.value
 
     # ---------------------------------------------------------------- looking
 
@@ -91,69 +88,66 @@ class RemoteLevel:
         skipped: Collection[tuple[str, str]] = (),
         *,
         again: bool = False,
-    ) -> Found | None:
+    ) -> RemoteHit | None:
         """Return the first entry under one of `keys` for which `fits` holds; None is a miss.
 
         `fits` is called in another thread. `skipped` are (key, name) of entries known not to fit. With `again`, the
         graph was looked up before: a miss, or a value that did not verify then, does not count twice.
         """
-        with self._lock:
-            allowance = self._breaker.allowance()
+        allowance = self._access.allowance()
         if not allowance:
             counters.count("remote", "not_asked")
             self.uploads.wake()  # for a probe, if one is due
             return None
         look = _Look(self, keys, fits, skipped, allowance)
-        begun = self._clock()
+        start = self._access.clock()
         if not look.start():
             counters.count("remote", "not_asked")
             return None
         with interruptions.let_through():
             in_time = look.over.wait(allowance)
         look.given_up = True  # its thread ends by itself, as all that it waits for has the same deadline
-        found, error = (look.found, look.error) if in_time else (None, RemoteError("timeout"))
-        self._settle(found, error, look, self._clock() - begun, again)
-        return found
+        hit, error = (look.hit, look.error) if in_time else (None, RemoteError("timeout"))
+        self._settle(hit, error, look, self._access.clock() - start, again)
+        return hit
 
     def _settle(
-        self, found: Found | None, error: BaseException | None, look: _Look, seconds: float, again: bool
+        self, hit: RemoteHit | None, error: BaseException | None, look: _Look, seconds: float, again: bool
     ) -> None:
-        counters.add_seconds("remote_seconds", seconds)
-        now = self._clock()
-        with self._lock:
-            bad = [pair for pair in look.bad if not again or pair[0] not in self._useless]
+        bad: list[tuple[str, str]] = []
+
+        def record(breaker: Breaker, now: float) -> None:
+            bad.extend(pair for pair in look.bad if not again or pair[0] not in self._useless)
             for name, _ in bad:
                 self._useless.add(name)
-                self._breaker.bad_value(now)
+                breaker.bad_value(now)
             if error is not None:
-                self._breaker.failed(now)
-            elif found is not None:
-                self._breaker.hit()
+                breaker.failed(now)
+            elif hit is not None:
+                breaker.hit()
             else:
-                self._breaker.missed(now, seconds)
-            asked = bool(self._breaker.allowance())
-        for _, reason in bad:
-            counters.count("remote", f"error:{reason}")
+                breaker.missed(now, seconds)
+
         reason = error.reason if isinstance(error, RemoteError) else type(error).__name__
+        why = reason if error is not None else "its values fail verification" if look.bad else "it is slow"
+        self._access.settle(seconds, record, error, why)
+        for _, bad_reason in bad:
+            counters.count("remote", f"error:{bad_reason}")
         if error is not None:
             counters.count("remote", f"error:{reason}")
-        elif found is not None or not again:
-            counters.count("remote", "hits" if found is not None else "misses")
-        if not asked:
-            counters.count("remote", "left_alone")
-            why = reason if error is not None else "its values fail verification" if look.bad else "it is slow"
-            notices.once(f"remote:{why}", f"pausing use of the remote cache ({why}): {error or 'no error'}")
+        elif hit is not None or not again:
+            counters.count("remote", "hits" if hit is not None else "misses")
 
     def client(self) -> Client:
         """Return a client for one thread; `give_back` keeps it for the next."""
-        with self._lock:
+        with self._access.lock:
             if self._idle:
                 return self._idle.pop()
-        return self._connect(self._delay)
+        return self._access.connect(self._access.delay)
 
     def give_back(self, client: Client) -> None:
         """Keep a client whose calls all came to an end."""
-        with self._lock:
+        with self._access.lock:
             self._idle.append(client)
 
     def read(self, client: Client, name: str, most: int, deadline: Deadline) -> bytes | None:
@@ -167,7 +161,7 @@ class RemoteLevel:
         """Drop the connections. Uploads that are under way end; those that are left are marked for the next process."""
         self.uploads.close()
         self.leases.close()
-        with self._lock:
+        with self._access.lock:
             idle, self._idle = self._idle, []
         for client in idle:
             client.close()
@@ -187,7 +181,7 @@ class _Look:
         self._level, self._keys, self._fits, self._skipped = level, keys, fits, skipped
         self._deadline = Deadline(seconds)
         self.over = forks.event()
-        self.found: Found | None = None
+        self.hit: RemoteHit | None = None
         self.error: BaseException | None = None
         self.bad: list[tuple[str, str]] = []  # names of values, and reasons
         self.given_up = False
@@ -204,7 +198,7 @@ class _Look:
         client: Client | None = None
         try:
             client = self._level.client()
-            self.found = self._look(client)
+            self.hit = self._look(client)
             self._level.give_back(client)
         except BaseException as error:  # a panic inside a client must not reach the program
             self.error = error
@@ -215,7 +209,7 @@ class _Look:
         finally:
             self.over.set()
 
-    def _look(self, client: Client) -> Found | None:
+    def _look(self, client: Client) -> RemoteHit | None:
         for key in self._keys:
             for name in client.names(values.entry_index(key), MOST_ENTRIES, self._deadline):
                 if self.given_up:
@@ -227,7 +221,7 @@ class _Look:
                     continue
                 blobs = self._blobs(client, entry)
                 if blobs is not None:
-                    return Found(entry, blobs)
+                    return RemoteHit(entry, blobs)
         return None
 
     def _entry(self, client: Client, key: str, name: str) -> Entry | None:
@@ -253,11 +247,11 @@ class _Look:
             contents[role] = content
         return contents
 
-    def _checked(self, client: Client, name: str, most: int, made: Callable[[bytes], T]) -> T | None:
-        """Return the result of `made` for a value; None if it is missing or, which is counted, does not verify."""
+    def _checked(self, client: Client, name: str, most: int, decode: Callable[[bytes], T]) -> T | None:
+        """Return the result of `decode` for a value; None if it is missing or, which is counted, does not verify."""
         try:
             content = self._level.read(client, name, most, self._deadline)
-            return None if content is None else made(content)
+            return None if content is None else decode(content)
         except NotAuthenticError as error:
             self._is_bad(name, "not_authentic", error)
         except OtherVersionError as error:

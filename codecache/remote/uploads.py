@@ -15,16 +15,15 @@ from __future__ import annotations
 
 import atexit
 import os
-import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from collections.abc import Collection, Sequence
 
 from fxpool import counters, forks, notices
 from fxpool.codecache.bundle.authentication import Keyring
 from fxpool.codecache.remote import pending, values
-from fxpool.codecache.remote.breaker import Breaker, State
+from fxpool.codecache.remote.access import LINGER, BackgroundThread, RemoteAccess
+from fxpool.codecache.remote.breaker import State
 from fxpool.codecache.remote.client import Client, Deadline, RemoteError
 from fxpool.codecache.store.entry import encode_entry
 from fxpool.codecache.store.store import LocalStore
@@ -41,38 +40,21 @@ MOST_WAITING = 256
 # Seconds that the upload of one entry may take; no caller waits for it.
 _PER_ENTRY = 60.0
 _TRIES = 3
-# Seconds without work after which the thread ends.
-_LINGER = 2.0
 
 Item = tuple[str, str, str]  # root of the store, key, name
 
 
-class Uploads:
-    """The uploads of one remote level. `breaker`, `lock` and the names of `useless` values are the level's."""
+class Uploads(BackgroundThread):
+    """The uploads of one remote level. The names of `useless` values are the level's."""
 
-    def __init__(
-        self,
-        connect: Callable[[float], Client],
-        keyring: Keyring,
-        breaker: Breaker,
-        lock: Any,
-        useless: set[str],
-        delay: float,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._connect, self._keyring, self._breaker, self._clock = connect, keyring, breaker, clock
-        self._breaker_lock, self._useless, self._delay = lock, useless, delay
-        self._lock = forks.lock(self, "_lock")
+    def __init__(self, access: RemoteAccess, keyring: Keyring, useless: set[str]) -> None:
+        super().__init__("fxpool-uploads", access, _PER_ENTRY)
+        self._keyring, self._useless = keyring, useless
         self._waiting: deque[Item] = deque()
         self._tries: Counter[Item] = Counter()
-        self._thread: threading.Thread | None = None
-        self._client: Client | None = None
-        self._more = forks.event()
-        self._idle = forks.event()
+        self._idle = forks.event()  # set while nothing waits
         self._idle.set()
-        self._closed = False
         self._seen_roots: set[str] = set()
-        self._pid = os.getpid()
         atexit.register(self.close)
 
     def offer(self, root: str, key: str, name: str) -> None:
@@ -102,21 +84,12 @@ class Uploads:
 
     def wake(self) -> None:
         """See to the thread: there is something to upload, or a probe may be due."""
-        with self._lock:
-            if self._closed or (not self._waiting and not self._probe_may_be_due()):
-                return
-            self._more.set()
-            if self._thread is not None and self._thread.is_alive():
-                return
-            thread = self._thread = threading.Thread(target=self._run, name="fxpool-uploads", daemon=True)
-            self._idle.clear()
-        try:
-            thread.start()
-        except RuntimeError:  # the interpreter ends
-            self._idle.set()
+        if self._waiting or self._is_probe_due():
+            self._wake()
 
-    def _probe_may_be_due(self) -> bool:
-        return self._breaker.state is State.OPEN and not self._breaker.seconds_to_probe(self._clock())
+    def _is_probe_due(self) -> bool:
+        breaker = self._access.breaker
+        return breaker.state is State.OPEN and not breaker.seconds_to_probe(self._access.clock())
 
     def flush(self, timeout: float | None) -> bool:
         """Wait until nothing is left to upload, at most `timeout` seconds; return whether that is so.
@@ -124,7 +97,7 @@ class Uploads:
         While the remote is away nothing is waited for.
         """
         end = None if timeout is None else time.monotonic() + timeout
-        while not self._idle.is_set() and self._breaker.state is State.CLOSED:
+        while not self._idle.is_set() and self._access.breaker.state is State.CLOSED:
             left = 0.05 if end is None else min(0.05, end - time.monotonic())
             if left <= 0 or self._thread is None or not self._thread.is_alive():
                 break
@@ -134,10 +107,10 @@ class Uploads:
     def close(self) -> None:
         """Finish what can be in a moment, and mark the rest for the next process."""
         atexit.unregister(self.close)
-        if self._closed or self._pid != os.getpid():
+        if self._is_closed or self._pid != os.getpid():
             return
         self.flush(AT_EXIT)
-        self._closed = True
+        self._is_closed = True
         self._more.set()
         with self._lock:
             left, client = list(self._waiting), self._client
@@ -148,38 +121,25 @@ class Uploads:
 
     # ---------------------------------------------------------------- the thread
 
-    def _run(self) -> None:
-        try:
-            while not self._closed and self._one():
-                pass
-        finally:
-            with self._lock:
-                client, self._client = self._client, None
-                if self._thread is threading.current_thread():
-                    self._thread = None
-                if not self._waiting:
-                    self._idle.set()
-            if client is not None:
-                client.close()
-            if self._waiting:  # offered while this thread was about to end
-                self.wake()
+    def _has_work(self) -> bool:
+        return bool(self._waiting)
 
-    def _one(self) -> bool:
-        """Do the next piece of work; return False if there has been none for a while."""
-        with self._breaker_lock:
-            state = self._breaker.state
-            probe = self._breaker.probe_due(self._clock())
-            pause = self._breaker.seconds_to_probe(self._clock())
+    def _step(self) -> bool:
+        if self._is_closed:
+            return False
+        breaker, now = self._access.breaker, self._access.clock()
+        with self._access.lock:
+            state = breaker.state
+            probe = breaker.probe_due(now)
+            pause = breaker.seconds_to_probe(now)
         if probe:
             self._probe()
             return True
         with self._lock:
             item = self._waiting[0] if self._waiting else None
-            if item is None:
-                self._idle.set()
             self._more.clear()
         if item is None:
-            return self._more.wait(_LINGER)
+            return self._more.wait(LINGER)
         if state is not State.CLOSED:
             self._more.wait(min(pause, 1.0) if pause else 0.05)
             return True
@@ -191,14 +151,14 @@ class Uploads:
         answered = False
         try:
             client = self._connected()
-            client.get(f"{values.NAMESPACE}/probe", values.sealed_bytes(0), Deadline(self._delay))
+            client.get(f"{values.NAMESPACE}/probe", values.sealed_bytes(0), Deadline(self._access.delay))
             answered = True
         except BaseException as error:  # as in `_send`
             log.debug("the remote cache is still unavailable: %s", error)
             self._drop_client()
         finally:
-            with self._breaker_lock:
-                self._breaker.probed(self._clock(), answered)
+            with self._access.lock:
+                self._access.breaker.probed(self._access.clock(), answered)
 
     def _send(self, item: Item) -> None:
         root, key, name = item
@@ -236,14 +196,15 @@ class Uploads:
                 self._postpone([item])
             self._done(item)
         if not refused:
-            with self._breaker_lock:
-                self._breaker.failed(self._clock())
+            self._access.failed()
 
     def _done(self, item: Item) -> None:
         with self._lock:
             if item in self._waiting:
                 self._waiting.remove(item)
             self._tries.pop(item, None)
+            if not self._waiting:
+                self._idle.set()
 
     def _postpone(self, items: Sequence[Item]) -> None:
         for root in {item[0] for item in items}:
@@ -277,14 +238,3 @@ class Uploads:
         if replace:
             self._useless.discard(name)
         return stored
-
-    def _connected(self) -> Client:
-        client = self._client
-        if client is None:
-            client = self._client = self._connect(_PER_ENTRY)
-        return client
-
-    def _drop_client(self) -> None:
-        client, self._client = self._client, None
-        if client is not None:
-            client.close()

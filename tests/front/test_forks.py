@@ -463,6 +463,10 @@ def _remote_level(_: Path) -> Any:
     return RemoteLevel(connect, Keyring([bytes(KEY_BYTES)]), delay=1.0)
 
 
+def _access(directory: Path) -> Any:
+    return _remote_level(directory)._access
+
+
 def _look(directory: Path) -> Any:
     from fxpool.codecache.remote import level
 
@@ -521,18 +525,18 @@ CASES: dict[str, Callable[[Path], Case]] = {
         _spans, "_lock", lambda one: one.on_state(STATE)
     ),
     "fxpool/codecache/store/blobs.py:_verified_lock": _verify_blob,
-    "fxpool/codecache/remote/level.py:RemoteLevel._lock": _of_object(_remote_level, "_lock", lambda one: one.client()),
+    "fxpool/codecache/remote/access.py:RemoteAccess.lock": _of_object(_access, "lock", lambda one: one.allowance()),
+    "fxpool/codecache/remote/access.py:BackgroundThread._lock": _of_object(_leases, "_lock", lambda one: one._wake()),
+    "fxpool/codecache/remote/access.py:BackgroundThread._more": _of_object(
+        _leases, "_more", lambda one: one._more.set()
+    ),
     "fxpool/codecache/remote/level.py:_Look.over": _of_object(_look, "over", lambda one: one.over.set()),
-    "fxpool/codecache/remote/leases.py:Leases._lock": _of_object(_leases, "_lock", lambda one: one._wake()),
-    "fxpool/codecache/remote/leases.py:Leases._more": _of_object(_leases, "_more", lambda one: one._more.set()),
     "fxpool/codecache/remote/leases.py:Leases._released": _of_object(
         _leases, "_released", lambda one: one._released.set()
     ),
     "fxpool/codecache/remote/leases.py:_Question.over": _of_object(
         _question, "over", lambda one: one.answer(lambda: None)
     ),
-    "fxpool/codecache/remote/uploads.py:Uploads._lock": _of_object(_uploads, "_lock", lambda one: one.wake()),
-    "fxpool/codecache/remote/uploads.py:Uploads._more": _of_object(_uploads, "_more", lambda one: one._more.set()),
     "fxpool/codecache/remote/uploads.py:Uploads._idle": _of_object(_uploads, "_idle", lambda one: one._idle.set()),
     "fxpool/lowering/artifact/sharing.py:_Shared._lock": _of_part(
         "fxpool.lowering.artifact.sharing", "_Shared", "_lock", _shared_level

@@ -19,7 +19,7 @@ from remote_servers import answers, hangs, misbehaving, redis_and_s3, redis_serv
 from fxpool import counters
 from fxpool.codecache import remote
 from fxpool.codecache.remote import leases, values
-from fxpool.codecache.remote.breaker import Breaker
+from fxpool.codecache.remote.access import RemoteAccess
 from fxpool.codecache.remote.client import Client, Deadline, RemoteError
 from fxpool.codecache.remote.leases import Lease, Leases
 
@@ -139,7 +139,7 @@ def test_a_lease_stays_the_parent_s_after_a_fork(servers: dict[str, str]) -> Non
         return remote.connect(address, seconds)
 
     with contextlib.closing(connect(DELAY)) as other:
-        made = Leases(connect, Breaker(DELAY), threading.Lock(), lambda _: False, DELAY)
+        made = Leases(RemoteAccess(connect, DELAY), lambda _: False)
         _, lease = made.wait("cd" * 32, lambda: None, 0.0)
         assert lease is not None
         with warnings.catch_warnings():
@@ -166,16 +166,14 @@ def test_a_redis_without_the_rights_for_leases_stays_in_use(tmp_path: Path) -> N
         with redis.Redis.from_url(url) as client:
             client.execute_command("ACL", "SETUSER", "old", "on", ">secret", "~fxpool/*", "+getrange", "+set")
         address = url.replace("unix://", "unix://old:secret@")
-        breaker = Breaker(DELAY)
-        made = Leases(
-            lambda seconds: remote.connect(address, seconds), breaker, threading.Lock(), lambda _: False, DELAY
-        )
+        access = RemoteAccess(lambda seconds: remote.connect(address, seconds), DELAY)
+        made = Leases(access, lambda _: False)
         _, lease = made.wait(KEY, lambda: None, 0.0)
         assert lease is not None
         made.release(lease)
         _until(lambda: counted("remote") == {"error:lease_answer": 1})
         assert made.wait(KEY, lambda: None, LONG) == (None, None), "no more leases, and no waits for them"
-        assert breaker.allowance() == DELAY and counted() == {"taken": 1}
+        assert access.allowance() == DELAY and counted() == {"taken": 1}
         made.close()
 
 
@@ -228,7 +226,7 @@ def machines(table: Table) -> Iterator[Callable[..., Leases]]:
     def machine(uploading: Callable[[Any], bool] = lambda _: False, **settings: Any) -> Leases:
         client: Any = table
         delay = settings.pop("delay", DELAY)
-        every.append(Leases(lambda _: client, Breaker(delay), threading.Lock(), uploading, delay, **settings))
+        every.append(Leases(RemoteAccess(lambda _: client, delay, **settings), uploading))
         return every[-1]
 
     yield machine
@@ -390,9 +388,7 @@ def test_a_server_that_gives_no_leases_costs_one_delay(behaviour: str) -> None:
     acts = {"hangs": hangs, "senseless": answers(b"$3\r\nabc\r\n"), "dead": lambda connection: connection.close()}
     with misbehaving(acts[behaviour]) as server:
         address = f"redis://127.0.0.1:{server.port}/0"
-        made = Leases(
-            lambda seconds: remote.connect(address, seconds), Breaker(0.5), threading.Lock(), lambda _: False, 0.5
-        )
+        made = Leases(RemoteAccess(lambda seconds: remote.connect(address, seconds), 0.5), lambda _: False)
         start = time.monotonic()
         results = [made.wait(KEY, nothing, 2.0) for _ in range(4)]
         if behaviour == "senseless":

@@ -327,7 +327,7 @@ def test_within_a_fresh_cache_there_is_no_remote(redis_url: str, key_file: Path,
 def test_a_directory_that_can_not_be_written_is_a_miss(
     redis_url: str, key_file: Path, machine: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fxpool.codecache.remote.level import Found
+    from fxpool.codecache.remote.level import RemoteHit
     from fxpool.errors import StoreError
 
     fxpool.configure(remote_cache=redis_url, remote_key_file=key_file)
@@ -336,7 +336,7 @@ def test_a_directory_that_can_not_be_written_is_a_miss(
     def full(*_: Any) -> Any:
         raise StoreError("no room")
 
-    monkeypatch.setattr(Found, "written_to", full)
+    monkeypatch.setattr(RemoteHit, "written_to", full)
     with pytest.warns(RuntimeWarning, match="no room"):
         assert compiled(machine("two")) == (1, 0)
     assert counted()["error:not_written_back"] == 1
