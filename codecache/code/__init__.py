@@ -2,14 +2,11 @@
 
 grammar         the accepted values, functions, attributes and instructions, as tables
 proof           walks code and digests it, or refuses it
-records         frozen dataclasses without methods
 operator_code   the program's operators with their registrations
 triton_code     the program's Triton kernels
 program_code    everything for one graph: digests for the key, which the worker compares with its own
-vouched         the code of objects with a uuid, as far as it can be found
 packages        functions of installed packages, by the packages' files
 references      the code and plain data that a function refers to
-writer          the interface of a proof for the two above it
+writer          the interface of a proof for the modules of operators, kernels and packages
 source_files    digests of files and packages
-unproven        the error for code outside the grammar
 """

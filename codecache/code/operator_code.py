@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from fxpool.codecache.code.grammar import UnprovenError
 from fxpool.codecache.code.source_files import digest_file
-from fxpool.codecache.code.unproven import UnprovenError
 from fxpool.codecache.code.writer import Writer
 from fxpool.torch_compat.operators import by_value, operators, registrations
 

@@ -12,15 +12,17 @@ own; a graph whose code differs is compiled in the program's own process.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import itertools
 import os
+import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fxpool.codecache.code import operator_code
-from fxpool.codecache.code.proof import Proof
-from fxpool.codecache.code.unproven import UnprovenError
-from fxpool.codecache.code.vouched import code_of
+from fxpool.codecache.code.grammar import UnprovenError
+from fxpool.codecache.code.proof import Proof, digest_of
+from fxpool.codecache.code.references import references
 from fxpool.installed import Kept
 from fxpool.torch_compat.changes import added_kernels, constants, namespaces, torch_sources
 from fxpool.torch_compat.operators import (
@@ -32,7 +34,7 @@ from fxpool.torch_compat.operators import (
 )
 from fxpool.torch_compat.operators.otherwise import Otherwise
 
-__all__ = ["Covered", "ProgramCode", "SentCode", "is_of_any_graph", "is_registered", "of"]
+__all__ = ["Covered", "ProgramCode", "SentCode", "code_of", "is_of_any_graph", "is_registered", "of"]
 
 _REGISTERED = "registered: "
 _CHANGED = "changed: "
@@ -172,6 +174,26 @@ def is_registered(name: str) -> bool:
 def is_of_any_graph(name: str) -> bool:
     """Return whether a digest is of a registration that may run for any graph, and not only for an operator."""
     return is_registered(name) and not inductor_tables.of_operator(name.removeprefix(_REGISTERED))
+
+
+def code_of(value: Any) -> str:
+    """Return the digest of the methods of an object with a ``uuid()``, of its class and its bases.
+
+    With the uuid, the program vouches for what its object does. Programs forget to change it when they change the code,
+    so the code counts as well. Of methods that are not proven, the code and the plain data that it refers to are
+    digested, through the program's functions, classes and modules.
+    """
+    whole = hashlib.sha256()
+    for cls in type(value).__mro__:
+        for name, attribute in sorted(vars(cls).items()):
+            function = getattr(attribute, "__func__", getattr(attribute, "fget", attribute))
+            if isinstance(function, types.FunctionType):
+                try:
+                    text = digest_of(function, of_inductor=True)
+                except UnprovenError:
+                    text = repr(list(references(function)))
+                whole.update(f"{name} {text}".encode())
+    return whole.hexdigest()
 
 
 def _covered_by(covered: Covered | None, name: str) -> dict[str, str] | None:

@@ -26,9 +26,8 @@ from typing import Any
 import torch
 
 from fxpool.codecache.code import grammar, operator_code, packages, triton_code
-from fxpool.codecache.code.records import is_record
+from fxpool.codecache.code.grammar import UnprovenError
 from fxpool.codecache.code.references import code_text
-from fxpool.codecache.code.unproven import UnprovenError
 from fxpool.torch_compat.operators import operator_tables, own_code
 
 __all__ = ["Proof", "digest_of"]
@@ -131,7 +130,7 @@ class Proof:
     def _add_record(self, value: Any) -> bool:
         """Add a frozen dataclass by its fields; return False for any other value."""
         cls = type(value)
-        if not is_record(cls):
+        if not grammar.is_record(cls):
             return False
         fields = [field.name for field in dataclasses.fields(cls)]
         held = object.__getattribute__(value, "__dict__") if "__slots__" not in vars(cls) else None
@@ -242,7 +241,7 @@ class Proof:
             text = f"code {_short_digest(code_text(function.__code__))}"
         elif type(value) in (type(None), bool, int, float, complex):
             where, text = f"{where}: {name}", repr(value)
-        elif type(value) in (str, bytes, tuple) or is_record(type(value)):
+        elif type(value) in (str, bytes, tuple) or grammar.is_record(type(value)):
             where, text = f"{where}: {name}", f"digest {_short_digest(repr(value))}"
         else:
             return
@@ -379,7 +378,7 @@ class _Instructions:
                 raise self._proof.refused(f"{name}.{attribute}, which does not exist") from None
         if _is_of_operators(value, "OpOverloadPacket") and attribute in value.overloads():
             return getattr(value, attribute)
-        if is_record(type(value)):
+        if grammar.is_record(type(value)):
             fields = [field.name for field in dataclasses.fields(value)]
             return object.__getattribute__(value, attribute) if attribute in fields else _NOT_A_CONTAINER
         return _NOT_A_CONTAINER

@@ -1,16 +1,15 @@
-"""Digest files: sources, libraries, and the files of modules."""
+"""Digest files: sources, libraries, and the files of packages."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-import sys
 import types
 
 from fxpool import forks
-from fxpool.codecache.code.unproven import UnprovenError
+from fxpool.codecache.code.grammar import UnprovenError
 
-__all__ = ["digest_file", "digest_module", "digest_package"]
+__all__ = ["digest_file", "digest_package"]
 
 _files: dict[tuple[str, int, int, int, int], str] = {}
 _files_lock = forks.lock(__name__, "_files_lock")
@@ -30,19 +29,6 @@ def digest_file(path: str) -> str:
     with _files_lock:
         _files[identity] = whole.hexdigest()
     return whole.hexdigest()
-
-
-def digest_module(module: types.ModuleType) -> str:
-    """Return the sha256 of a module's name and source (or binary). Raises UnprovenError if it has no file."""
-    path = getattr(module, "__file__", None)
-    if path is None and module.__name__ in sys.builtin_module_names:
-        content = f"builtin {sys.version}"
-    else:
-        try:
-            content = digest_file(path)  # type: ignore[arg-type]
-        except (OSError, TypeError) as error:
-            raise UnprovenError(f"the module {module.__name__}, which has no source file") from error
-    return hashlib.sha256(f"module {module.__name__} {content}".encode()).hexdigest()
 
 
 def digest_package(package: types.ModuleType) -> str:

@@ -33,7 +33,7 @@ import torch
 from torch.fx.immutable_collections import immutable_dict, immutable_list
 
 from fxpool.codecache.code import proof
-from fxpool.codecache.code.unproven import UnprovenError
+from fxpool.codecache.code.grammar import UnprovenError
 from fxpool.codecache.graph.graph_names import OF_ATTRIBUTES
 from fxpool.codecache.graph.target_names import comes_with_torch, name_of
 from fxpool.codecache.graph.tensor_content import dtype_name, tensor_digest

@@ -11,7 +11,7 @@ import torch
 from torch.fx.immutable_collections import immutable_dict, immutable_list
 
 from fxpool.codecache.code import proof
-from fxpool.codecache.code.unproven import UnprovenError
+from fxpool.codecache.code.grammar import UnprovenError
 from fxpool.codecache.graph import graph_names
 from fxpool.codecache.graph.graph_codec import gm_attribute
 from fxpool.codecache.guards import guards

@@ -11,9 +11,9 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
+from fxpool.codecache.code.grammar import UnprovenError
+from fxpool.codecache.code.program_code import code_of
 from fxpool.codecache.code.proof import digest_of
-from fxpool.codecache.code.unproven import UnprovenError
-from fxpool.codecache.code.vouched import code_of
 from fxpool.codecache.key.cacheable import Bypass
 
 __all__ = ["digests", "identity"]

@@ -23,7 +23,7 @@ import msgspec
 import torch
 
 from fxpool import config, counters, interruptions, notices
-from fxpool.codecache.code.unproven import UnprovenError
+from fxpool.codecache.code.grammar import UnprovenError
 from fxpool.codecache.key import cacheable, examination, key
 from fxpool.codecache.store import quarantine
 from fxpool.codecache.store.entry import Entry, Metadata, Origin

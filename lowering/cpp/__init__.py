@@ -5,9 +5,7 @@
     built                 libraries of one source each: C++ wrappers, Halide, CUDA and ROCm kernels
     source_builds         shares libraries of CUDA and ROCm sources between graphs, through the store
     cpu_tuning            times candidates on the CPU, exclusively, and stores the times per host
-    library               loads libraries in the process that calls them
-    placeless             removes the folders of a build from a library
-    executable            loads a library from a file system mounted noexec
+    library               loads libraries in the process that calls them, also from a file system mounted noexec
     host_facts            capabilities of the host's toolchain, probed once per host
     precompiled_header    the header of all kernels, compiled once per host and flags
 

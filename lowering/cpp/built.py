@@ -19,18 +19,17 @@ import contextlib
 import ctypes
 import functools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from fxpool.codecache.key import toolchain
 from fxpool.errors import CorruptEntryError
 from fxpool.lowering.cpp.library import LibraryFile, LoadedOnce
-from fxpool.lowering.cpp.placeless import placeless
 from fxpool.torch_compat.cpp import cpp_wrappers, included, source_kernels
 from fxpool.torch_compat.cpp.source_kernels import Built
 
-__all__ = ["BuiltLibraries", "BuiltLinking", "inductors_builds"]
+__all__ = ["BuiltLibraries", "BuiltLinking", "inductors_builds", "placeless"]
 
 _HEADERS = "torch-headers"
 _WRAPPER, _LIBRARY, _HALIDE, _TEMPLATE = "e", "l", "h", "t"
@@ -52,6 +51,17 @@ def inductors_builds(toolchain_dir: str | None) -> Iterator[None]:
 
 def _places(toolchain_dir: str | None) -> list[str]:
     return [place for place in (os.environ.get("TORCHINDUCTOR_CACHE_DIR"), toolchain_dir) if place is not None]
+
+
+def placeless(library: bytes, places: Iterable[str | None]) -> bytes:
+    """Return a library with other names for `places`, of the same lengths: an entry names no path of its host.
+
+    g++ was told to leave them out.
+    """
+    for place in sorted(filter(None, places), key=len, reverse=True):
+        name = os.fsencode(place)
+        library = library.replace(name, b"/" + b"-" * (len(name) - 1))
+    return library
 
 
 class BuiltLinking:

@@ -22,7 +22,8 @@ from fxpool import directories, failures, notices, temporary
 from fxpool.codecache.key import system, toolchain
 from fxpool.codecache.store import blobs
 from fxpool.errors import FxpoolError, ShortageError, StoreError
-from fxpool.lowering.cpp import executable, precompiled_header
+from fxpool.lowering.cpp import precompiled_header
+from fxpool.lowering.cpp.library import loadable_file
 from fxpool.torch_compat.cpp import commands, instruction_sets
 from fxpool.torch_compat.cpp.instruction_sets import InstructionSet
 
@@ -117,7 +118,7 @@ def _probe(toolchain_dir: str | None) -> list[InstructionSet] | None:
                     [source], os.path.join(directory, "probe")
                 )
             failures.run(command, directory=directory).check_returncode()
-            with executable.loadable_file(library) as path:
+            with loadable_file(library) as path:
                 ctypes.CDLL(path)
         except ShortageError:
             raise  # it says nothing about the processor

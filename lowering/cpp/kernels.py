@@ -34,7 +34,8 @@ from fxpool import failures, notices, quantities, temporary
 from fxpool.codecache.key import toolchain
 from fxpool.codecache.store.kernel_files import KernelFiles
 from fxpool.errors import CompileError, NoCompilerError, ShortageError
-from fxpool.lowering.cpp import executable, precompiled_header
+from fxpool.lowering.cpp import precompiled_header
+from fxpool.lowering.cpp.library import loadable_file
 from fxpool.lowering.cpp.unit_source import MODULE, function_name, unit_source
 from fxpool.torch_compat.cpp import commands, included
 from fxpool.torch_compat.inductor import output_code
@@ -320,7 +321,7 @@ def link(objects: Sequence[bytes], command: commands.Command) -> bytes:
             _run(arguments, directory, stand_in)
             arguments, library = command.link_lightly(paths, os.path.join(directory, MODULE), stand_in)
             made = _run(arguments, directory, library)
-            with executable.loadable_file(library) as path:
+            with loadable_file(library) as path:
                 ctypes.CDLL(path, os.RTLD_NOW | os.RTLD_LOCAL)
             return made
         with contextlib.suppress(FileNotFoundError):

@@ -15,8 +15,8 @@ from typing import Any, Protocol
 
 from fxpool import config, counters, forks, notices
 from fxpool.codecache.code import program_code
+from fxpool.codecache.code.grammar import UnprovenError
 from fxpool.codecache.code.program_code import SentCode
-from fxpool.codecache.code.unproven import UnprovenError
 from fxpool.codecache.key import probe_cache
 from fxpool.errors import CannotTravelError, FxpoolError, PoolError, PoolUnavailableError, ProtocolError
 from fxpool.lowering.compiling.eager import DEADLY

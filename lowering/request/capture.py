@@ -16,7 +16,7 @@ import torch
 
 from fxpool import notices
 from fxpool.codecache.code import program_code
-from fxpool.codecache.code.unproven import UnprovenError
+from fxpool.codecache.code.grammar import UnprovenError
 from fxpool.codecache.graph import graph_codec, placed_inputs
 from fxpool.codecache.guards import guards
 from fxpool.codecache.key import cacheable, components, examination, key, probe_cache, source_toolchain, system

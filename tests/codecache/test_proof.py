@@ -20,9 +20,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fxpool.codecache.code import grammar
+from fxpool.codecache.code.grammar import UnprovenError
 from fxpool.codecache.code.proof import digest_of
 from fxpool.codecache.code.source_files import digest_file
-from fxpool.codecache.code.unproven import UnprovenError
 
 BASE = """
 import dataclasses, math, operator

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from fxpool.codecache.code import grammar, packages
+from fxpool.codecache.code.grammar import UnprovenError
 from fxpool.codecache.code.proof import digest_of
-from fxpool.codecache.code.unproven import UnprovenError
 
 TEXT = """
 import functools, logging, os

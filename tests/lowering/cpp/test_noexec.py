@@ -17,7 +17,7 @@ import pytest
 from processes import run_python
 
 from fxpool.errors import NotExecutableError
-from fxpool.lowering.cpp import executable
+from fxpool.lowering.cpp import library as libraries
 from fxpool.lowering.cpp.library import Library
 from fxpool.lowering.cpp.unit_source import MODULE
 
@@ -97,10 +97,10 @@ def loaded(path: Path) -> Any:
 def test_each_library_is_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A copy's descriptor is the next one's, too, and the loader goes by names."""
     paths = [library(tmp_path / f"{number}.so", number) for number in range(3)]
-    monkeypatch.setattr(executable, "is_forbidden", lambda path: True)
+    monkeypatch.setattr(libraries, "is_forbidden", lambda path: True)
     assert [loaded(path).number() for path in paths] == [0, 1, 2]
     before = len(os.listdir("/proc/self/fd"))
-    with executable.loadable_file(str(paths[0])) as place:
+    with libraries.loadable_file(str(paths[0])) as place:
         ctypes.CDLL(place)
     assert len(os.listdir("/proc/self/fd")) == before
 
@@ -126,7 +126,7 @@ def test_where_memory_may_not_be_executed_either_the_remedy_is_said(
 
     path = tmp_path / "library.so"
     path.write_bytes(b"no library at all")
-    monkeypatch.setattr(executable, "is_forbidden", lambda path: True)
+    monkeypatch.setattr(libraries, "is_forbidden", lambda path: True)
     monkeypatch.setattr(os, "memfd_create", refuse)
     with pytest.raises(NotExecutableError, match="noexec") as caught:
         loaded(path)
