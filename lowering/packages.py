@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fxpool import config, counters, interruptions, temporary
-from fxpool.codecache.graph.tensor_content import tensor_digest
+from fxpool.codecache.graph.value_encoder import tensor_digest
 from fxpool.codecache.key import toolchain
 from fxpool.errors import CannotReturnError, CannotTravelError, PoolError
 from fxpool.lowering.compiling.graph_compile import GraphCompile, complete

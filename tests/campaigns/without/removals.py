@@ -128,7 +128,7 @@ REMOVALS = (
     Removal(26, "fxpool/torch_compat/cpp/cpp_wrappers.py",
             "    changed = _LOADS.sub(from_memory, source)", "    changed = source",
             ["lowering/cpp/test_embedded_kernels.py::test_a_library_finds_its_kernels_when_their_files_are_gone"]),
-    Removal(26, "codecache/graph/graph_codec.py", "        if self._own_indices:", "        if False:",
+    Removal(26, "codecache/graph/value_encoder.py", "        if self._own_indices:", "        if False:",
             ["lowering/request/test_devices.py"
              "::test_the_worker_of_a_graph_through_cpp_sees_its_devices_under_their_own_indices"]),
     # Only Dynamo's form of a graph is known.
