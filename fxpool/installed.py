@@ -30,7 +30,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
-__all__ = ["PACKAGES", "Kept", "Package", "facts", "version"]
+__all__ = ["PACKAGES", "FactCache", "Package", "facts", "version"]
 
 Identity = tuple["str | int", ...]
 
@@ -48,7 +48,7 @@ class Package:
     left_out: tuple[str, ...] = ()
 
 
-class Kept(Protocol):
+class FactCache(Protocol):
     """Stores answers for the next process; `codecache.key.probe_cache` implements it."""
 
     def read(self, question: Sequence[str], identity: Identity) -> dict[str, str] | None: ...
@@ -93,21 +93,21 @@ def version(distribution: str) -> str:
         return ""
 
 
-def facts(kept: Kept | None = None, packages: Sequence[Package] = PACKAGES) -> dict[str, str]:
+def facts(cache: FactCache | None = None, packages: Sequence[Package] = PACKAGES) -> dict[str, str]:
     """Return versions, and digests of RECORDs and of content, by name of the fact.
 
-    If `kept` has the answer, the state of every file is checked and none is read: 9 ms for torch's 2,800, 2 for sympy,
+    If `cache` has the answer, the state of every file is checked and none is read: 9 ms for torch's 2,800, 2 for sympy,
     1 for Triton (once per process, on a shared AMD EPYC; nothing less would see an edit in place, which leaves its
     directory unchanged). Otherwise directories are listed and files that may differ are read: 90 ms, seconds for a
     develop install with its libraries. Packages that are not installed have no facts.
     """
     fact_by_name: dict[str, str] = {}
     for package in packages:
-        fact_by_name.update(_facts(package, kept))
+        fact_by_name.update(_facts(package, cache))
     return fact_by_name
 
 
-def _facts(package: Package, kept: Kept | None) -> dict[str, str]:
+def _facts(package: Package, cache: FactCache | None) -> dict[str, str]:
     records: list[_Record] = []
     for name in package.distributions:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -121,21 +121,21 @@ def _facts(package: Package, kept: Kept | None) -> dict[str, str]:
         *(part for root, place in places for part in (root, os.path.realpath(place))),
         *(part for record in records for part in record.identity()),
     )
-    answer = kept.read(question, identity) if kept is not None else None
+    answer = cache.read(question, identity) if cache is not None else None
     if answer is not None and _holds(answer):
         return {**versions, **{name: value for name, value in answer.items() if name not in ("listing", "stamp")}}
     listing = _listed(package, places)
     stamp = _stamp(listing)
     of_package = {f"{record.name}_files": digest for record in records if (digest := record.read(package.roots))}
     files = list(_files(listing))
-    content = sorted(f"{name} {_content(name, path, status, records, kept)}" for name, path, status in files)
+    content = sorted(f"{name} {_content(name, path, status, records, cache)}" for name, path, status in files)
     of_package[f"{package.name}_content"] = hashlib.sha256(
         "\n".join(content).encode("utf-8", "surrogateescape")
     ).hexdigest()
     # The clock of the file system has to have ticked since the last change.
     settled = max((status.st_ctime_ns for _, _, status in files), default=0) < (time.time() - _SETTLED) * 1e9
-    if kept is not None and settled and _stamp(listing) == stamp:
-        kept.write(question, identity, {**of_package, "listing": json.dumps(listing), "stamp": stamp})
+    if cache is not None and settled and _stamp(listing) == stamp:
+        cache.write(question, identity, {**of_package, "listing": json.dumps(listing), "stamp": stamp})
     return {**versions, **of_package}
 
 
@@ -274,11 +274,11 @@ def _files(listing: _Listing) -> Iterator[tuple[str, str, os.stat_result]]:
                 yield f"{directory}/{name}", f"{path}/{name}", os.stat(f"{path}/{name}")
 
 
-def _content(name: str, path: str, status: os.stat_result, records: Sequence[_Record], kept: Kept | None) -> str:
+def _content(name: str, path: str, status: os.stat_result, records: Sequence[_Record], cache: FactCache | None) -> str:
     """Return a file's digest in the form of a RECORD; "" if the file cannot be read."""
     if recorded := next(filter(None, (record.digest_of(name, status) for record in records)), ""):
         return recorded
-    large = kept if status.st_size >= _LARGE else None
+    large = cache if status.st_size >= _LARGE else None
     identity = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
     known = large.read(["content"], identity) if large is not None else None
     if known is not None and "digest" in known:

@@ -23,7 +23,7 @@ from fxpool.codecache.code import operator_code
 from fxpool.codecache.code.grammar import UnprovenError
 from fxpool.codecache.code.proof import Proof, digest_of
 from fxpool.codecache.code.references import references
-from fxpool.installed import Kept
+from fxpool.installed import FactCache
 from fxpool.torch_compat.changes import added_kernels, constants, namespaces, torch_sources
 from fxpool.torch_compat.operators import (
     by_value,
@@ -62,7 +62,7 @@ def of(
     *,
     after_autograd: bool = False,
     covered: Covered | None = None,
-    answers: Kept | None = None,
+    answers: FactCache | None = None,
     constants_too: bool = True,
 ) -> ProgramCode:
     """Digest the code of a graph's dependencies (`GraphEncoder.dependencies`) and this process's registrations.
@@ -235,11 +235,11 @@ class SentCode:
             by_value.bring_operator(operator)
         by_value.settle_registrations(self.registered)
 
-    def other_configured(self, here: Mapping[str, str]) -> str:
-        """Return the name of configured code that differs from `here`, this process's digests, or ""."""
-        return next((name for name, digest in sorted(self.configured.items()) if here.get(name) != digest), "")
+    def other_configured(self, digests: Mapping[str, str]) -> str:
+        """Return the name of configured code that differs from `digests`, this process's, or ""."""
+        return next((name for name, digest in sorted(self.configured.items()) if digests.get(name) != digest), "")
 
-    def difference(self, answers: Kept | None = None, *, imported: bool = True) -> tuple[str, list[Otherwise]]:
+    def difference(self, answers: FactCache | None = None, *, imported: bool = True) -> tuple[str, list[Otherwise]]:
         """Compare with this process: return the name of code that differs (or ""), and the operators that differ.
 
         These operators have different registrations here. A compile that uses none of them has the same result.

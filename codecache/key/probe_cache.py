@@ -51,7 +51,7 @@ def write(root: str | None, question: Sequence[str], identity: Identity, answer:
         pass
 
 
-class Kept:
+class FactCache:
     """The answers stored under `root`, as an object for modules that must not import this package."""
 
     def __init__(self, root: str | None) -> None:

@@ -79,7 +79,7 @@ def identify(path: str, root: str | None) -> Program:
     looked = _Look(root)
     looked.at(path, ())
     names = tuple(sorted(looked.variables))
-    whole = hashlib.sha256("\n".join(sorted(looked.found)).encode()).hexdigest()
+    whole = hashlib.sha256("\n".join(sorted(looked.lines)).encode()).hexdigest()
     return Program(whole, names, looked.unknown)
 
 
@@ -89,7 +89,7 @@ class _Look:
     def __init__(self, root: str | None) -> None:
         self._root = root
         self._seen: set[tuple[str, str]] = set()
-        self.found: set[str] = set()  # a line per file: its name and the digest of its content
+        self.lines: set[str] = set()  # a line per file: its name and the digest of its content
         self.variables: set[str] = set()
         self.unknown = ""
 
@@ -110,7 +110,7 @@ class _Look:
             if os.path.exists(path):  # executable, but not readable
                 self.unknown = f"{os.path.basename(path)}: {error.strerror}"
             return
-        self.found.add(f"{os.path.basename(path)} {content}")
+        self.lines.add(f"{os.path.basename(path)} {content}")
         if text is not None:
             self._script(path, real, text.decode("utf-8", "surrogateescape"), places)
         elif os.path.basename(real) in FRONTS:

@@ -98,7 +98,7 @@ def _torch_file() -> str:
 def installed_facts(root: str | None = None) -> dict[str, str]:
     """Identify the installed packages that take part in a compile. Computed once for a process and its forks."""
     if not _installed:
-        _installed.update(installed.facts(probe_cache.Kept(root)))
+        _installed.update(installed.facts(probe_cache.FactCache(root)))
     return dict(_installed)
 
 

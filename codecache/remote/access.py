@@ -58,7 +58,7 @@ class RemoteAccess:
 
 
 class BackgroundThread:
-    """A thread with a client of its own, for requests that no caller makes itself: started when there is work."""
+    """A thread with a separate client, for requests that no caller makes itself: started when there is work."""
 
     def __init__(self, name: str, access: RemoteAccess, seconds: float) -> None:
         self._name, self._access, self._seconds = name, access, seconds

@@ -33,7 +33,7 @@ __all__ = ["Trial", "judge_compile", "judge_gpu", "judge_hit"]
 
 # Seconds; ten times the duration of a process on two slow cores.
 _PATIENCE = 180.0
-_SHOWN = 3
+_ShowN = 3
 _TOLERANCE = 1e-5
 
 
@@ -61,8 +61,8 @@ class Trial:
         """Return the trial's checks, to be run in this order."""
         return [("compile", self._compile), ("hit", self._hit), ("gpu", self._gpu)]
 
-    def _start(self, what: str) -> _Child:
-        return self._stack.enter_context(_Child(what, self._environment))
+    def _start(self, trial: str) -> _Child:
+        return self._stack.enter_context(_Child(trial, self._environment))
 
     def _compile(self) -> Iterator[Finding]:
         if self._first is None:
@@ -109,11 +109,11 @@ def _environment(directory: Path) -> dict[str, str]:
 class _Child:
     """A process of the trial; ended with all its children."""
 
-    def __init__(self, what: str, environment: dict[str, str]) -> None:
+    def __init__(self, trial: str, environment: dict[str, str]) -> None:
         self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - `__exit__` closes both
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
         self._process = subprocess.Popen(
-            own_python.command("fxpool.doctor.compile_trial", what),
+            own_python.command("fxpool.doctor.compile_trial", trial),
             env=own_python.environment(environment),
             stdin=subprocess.DEVNULL,
             stdout=self._output,
@@ -143,8 +143,8 @@ class _Child:
             parsed = json.loads(lines[-1])
             if isinstance(parsed, dict) and code == 0:
                 return parsed, "", self._said()
-        how = f"was killed by {signal_name(-code)}" if code < 0 else f"exited with code {code}"
-        return None, f"the process {how}", self._said()
+        failure = f"was killed by {signal_name(-code)}" if code < 0 else f"exited with code {code}"
+        return None, f"the process {failure}", self._said()
 
     def _said(self) -> str:
         return _text(self._errors)[-8000:]
@@ -158,15 +158,15 @@ def _text(file: IO[bytes]) -> str:
 # ---------------------------------------------------------------- judging the answers
 
 
-def judge_compile(answer: dict[str, Any] | None, how: str, output: str) -> Iterator[Finding]:
+def judge_compile(answer: dict[str, Any] | None, failure: str, output: str) -> Iterator[Finding]:
     """Judge a compile: a worker must have compiled the graph, without a compile in the process itself."""
     if answer is None:
-        yield _broken("compile", how, output)
+        yield _broken("compile", failure, output)
         return
     if "failed" in answer:
         yield Finding("compile", FAIL, answer["failed"], answer["remedy"] or "fix the problems listed above", output)
         return
-    stats, said = answer["stats"], "; ".join(answer["said"][:_SHOWN])
+    stats, said = answer["stats"], "; ".join(answer["said"][:_ShowN])
     reasons = ", ".join([*stats["fallbacks"], *stats["bypasses"], *stats["eager_calls"]])
     worker = stats["compiles"]["worker"] + stats["joined"]
     if not answer["difference"] <= _TOLERANCE:
@@ -187,10 +187,10 @@ def judge_compile(answer: dict[str, Any] | None, how: str, output: str) -> Itera
         yield Finding("compile", WARN if said else OK, summary + (f". Warnings: {said}" if said else ""), "", output)
 
 
-def judge_hit(answer: dict[str, Any] | None, how: str, output: str) -> Iterator[Finding]:
+def judge_hit(answer: dict[str, Any] | None, failure: str, output: str) -> Iterator[Finding]:
     """Judge a hit: the second process must find the graph that the first process compiled."""
     if answer is None:
-        yield _broken("hit", how, output)
+        yield _broken("hit", failure, output)
         return
     if "failed" in answer:
         yield Finding("hit", FAIL, answer["failed"], answer["remedy"] or "fix the problems listed above", output)
@@ -205,10 +205,10 @@ def judge_hit(answer: dict[str, Any] | None, how: str, output: str) -> Iterator[
     yield Finding("hit", FAIL, summary, "see `cache` and `tmp` above; if they are ok, please report it", output)
 
 
-def judge_gpu(answer: dict[str, Any] | None, how: str, output: str, *, driver: bool) -> Iterator[Finding]:
+def judge_gpu(answer: dict[str, Any] | None, failure: str, output: str, *, driver: bool) -> Iterator[Finding]:
     """Judge the GPUs: optional, but the facts of each GPU must be readable."""
     if answer is None:
-        yield _broken("gpu", how, output)
+        yield _broken("gpu", failure, output)
         return
     devices = answer["devices"]
     if not devices and driver:
@@ -229,11 +229,11 @@ def judge_gpu(answer: dict[str, Any] | None, how: str, output: str, *, driver: b
         yield Finding("gpu", FAIL, "Triton is not installed, so nothing compiles for a GPU", "pip install triton")
 
 
-def _broken(name: str, how: str, output: str) -> Finding:
+def _broken(name: str, failure: str, output: str) -> Finding:
     """Return the finding for a failed process, with its last message."""
     said = causes.sentence(output)
     remedy = "fix the problems listed above; `fxpool doctor --json` shows the complete output"
-    return Finding(name, FAIL, how + (f": {said}" if said else ""), remedy, output)
+    return Finding(name, FAIL, failure + (f": {said}" if said else ""), remedy, output)
 
 
 # ---------------------------------------------------------------- inside a trial process

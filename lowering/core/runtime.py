@@ -104,7 +104,7 @@ class Runtime:
 
         shared = settings.pool == "host"
         environment = pool_environment.zygote_environment()
-        known = probe_cache.Kept(self.toolchain_directory(self._stores.get(str(settings.cache_dir))))
+        known = probe_cache.FactCache(self.toolchain_directory(self._stores.get(str(settings.cache_dir))))
         return PoolClient(
             PoolConfig(
                 workers=settings.workers,
@@ -113,7 +113,7 @@ class Runtime:
                 environment=environment,
                 # A program's modules must not shadow those of another program.
                 sys_path=() if shared else tuple(path for path in sys.path if path),
-                host=identity.digest(environment, _PRELOAD, kept=known) if shared else "",
+                host=identity.digest(environment, _PRELOAD, cache=known) if shared else "",
                 idle_timeout=settings.idle_timeout,
                 farm=settings.farm or "",
                 # Each job brings its own limits; the process that starts the host's server sets none for the others.

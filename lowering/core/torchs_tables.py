@@ -48,7 +48,7 @@ def settle(toolchain_dir: str | None, mode: str, settings: config.Settings) -> N
     state = runtime.part(_Asked)
     if state.done:
         return
-    kept = probe_cache.Kept(toolchain_dir)
+    kept = probe_cache.FactCache(toolchain_dir)
     installed = hashlib.sha256(repr(sorted(system.installed_facts(toolchain_dir).items())).encode()).hexdigest()
     identity = (operator_tables.version(), installed)
     answer = kept.read(_QUESTION, identity)

@@ -63,16 +63,16 @@ class CpuTimes:
             self._surroundings(),
         ]
 
-    def find(self, asked: Asked) -> dict[str, float] | None:
+    def find(self, choice: Asked) -> dict[str, float] | None:
         """See `timed_choices.Times`."""
-        known = self._kept(asked)
-        if not known.keys() >= set(asked.candidates):
+        known = self._kept(choice)
+        if not known.keys() >= set(choice.candidates):
             return None
-        self._note(asked, known)
+        self._note(choice, known)
         return known
 
     @contextlib.contextmanager
-    def alone(self, asked: Asked) -> Iterator[None]:
+    def alone(self, choice: Asked) -> Iterator[None]:
         """See `timed_choices.Times`. After `_PATIENCE`, times without exclusive use rather than failing."""
         job = current_job()
         with contextlib.ExitStack() as stack:
@@ -80,36 +80,36 @@ class CpuTimes:
                 root = job.runtime_root if job is not None else None
                 stack.enter_context(exclusive.measuring(patience=_PATIENCE, runtime_dir=root))
             except (FxpoolError, OSError) as error:  # another process measures for too long
-                log.warning("timing %s while other processes may be measuring: %s", asked.operation, error)
+                log.warning("timing %s while other processes may be measuring: %s", choice.operation, error)
             yield
 
-    def keep(self, asked: Asked, times: dict[str, float]) -> None:
+    def keep(self, choice: Asked, times: dict[str, float]) -> None:
         """See `timed_choices.Times`. Never raises: after a failure, the product is timed again."""
-        self._note(asked, times)
+        self._note(choice, times)
         if self._tools is None or not any(map(math.isfinite, times.values())):
             return
         try:
-            blobs.write_private(self._path(asked), msgspec.msgpack.encode({**self._kept(asked), **times}))
+            blobs.write_private(self._path(choice), msgspec.msgpack.encode({**self._kept(choice), **times}))
         except StoreError as error:
-            log.warning("could not store a timing, the next process will time %s again: %s", asked.operation, error)
+            log.warning("could not store a timing, the next process will time %s again: %s", choice.operation, error)
 
-    def _kept(self, asked: Asked) -> dict[str, float]:
+    def _kept(self, choice: Asked) -> dict[str, float]:
         if self._tools is None:
             return {}
         try:
-            return msgspec.msgpack.decode(blobs.read_stored(self._path(asked))[0], type=dict[str, float])
+            return msgspec.msgpack.decode(blobs.read_stored(self._path(choice))[0], type=dict[str, float])
         except (OSError, StoreError, msgspec.DecodeError):
             return {}
 
-    def _path(self, asked: Asked) -> str:
+    def _path(self, choice: Asked) -> str:
         assert self._tools is not None
-        digest = hashlib.sha256(canonical([self._about, asked.identity()])).hexdigest()
+        digest = hashlib.sha256(canonical([self._about, choice.identity()])).hexdigest()
         return os.path.join(self._tools, "measured", digest[:32])
 
-    def _note(self, asked: Asked, times: dict[str, float]) -> None:
-        best = min(asked.candidates, key=lambda one: times.get(one, math.inf))
+    def _note(self, choice: Asked, times: dict[str, float]) -> None:
+        best = min(choice.candidates, key=lambda one: times.get(one, math.inf))
         taken = times.get(best, math.inf)
-        row = [f"{asked.operation} on the CPU", len(asked.candidates), best, taken if math.isfinite(taken) else None]
+        row = [f"{choice.operation} on the CPU", len(choice.candidates), best, taken if math.isfinite(taken) else None]
         if row not in self.record:
             self.record.append(row)
 

@@ -33,7 +33,7 @@ _PATIENCE = 120.0
 
 
 @contextlib.contextmanager
-def known(toolchain_dir: str | None, *, claims: bool = False) -> Iterator[bool]:
+def answering(toolchain_dir: str | None, *, claims: bool = False) -> Iterator[bool]:
     """Answer Inductor's queries about the host from the facts stored under `toolchain_dir`.
 
     Missing facts are probed and stored when a graph first queries them (a graph without C++ kernels does not). With

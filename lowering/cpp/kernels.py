@@ -345,7 +345,7 @@ def compile_unit(payload: bytes) -> bytes:
         return _run(command, directory, os.path.join(directory, unit.object_name))
 
 
-def _run(command: list[str], directory: str, made: str) -> bytes:
+def _run(command: list[str], directory: str, output: str) -> bytes:
     """Call the compiler and read its output file."""
     try:
         done = failures.run(command, directory=directory)
@@ -353,7 +353,7 @@ def _run(command: list[str], directory: str, made: str) -> bytes:
         raise NoCompilerError([command[0]], str(error)) from None
     if done.returncode:
         raise CppCompileError(command, (done.stderr or done.stdout).decode("utf-8", "replace")[-20_000:])
-    with open(made, "rb") as file:
+    with open(output, "rb") as file:
         return file.read()
 
 

@@ -279,7 +279,7 @@ class GraphPool:
             raise stays
         toolchain_dir = runtime.toolchain_directory(runtime.store())
         try:
-            of_graph = program_code.of(dependencies, after_autograd=True, answers=probe_cache.Kept(toolchain_dir))
+            of_graph = program_code.of(dependencies, after_autograd=True, answers=probe_cache.FactCache(toolchain_dir))
             if of_graph.changed:
                 raise CannotTravelError("torch_changed", f"the program replaced {', '.join(of_graph.changed)}")
             state = ambient.capture(before_autograd=False, toolchain_dir=toolchain_dir)

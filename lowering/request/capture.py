@@ -226,7 +226,7 @@ def _finish(traced: _Traced, into: Destination, check: Callable[[], None]) -> Ca
     unproven: cacheable.Bypass | None = None
     try:
         code = program_code.of(
-            encoded.dependencies, after_autograd=level == FX, answers=probe_cache.Kept(toolchain_dir)
+            encoded.dependencies, after_autograd=level == FX, answers=probe_cache.FactCache(toolchain_dir)
         )
     except UnprovenError as error:
         stays = CannotTravelError("code_unknown", error.part)

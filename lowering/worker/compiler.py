@@ -65,7 +65,7 @@ def compile_request(
         Exception: any error of AOTAutograd, Inductor or the C++ compiler.
     """
     phase("loading code")
-    others = load_code(request.modules, request.libraries, request.code, probe_cache.Kept(request.toolchain_dir))
+    others = load_code(request.modules, request.libraries, request.code, probe_cache.FactCache(request.toolchain_dir))
     if request.level == PACKAGE:
         from fxpool.lowering.worker import packages  # imports parts of torch that graphs do not need
 
@@ -107,7 +107,7 @@ def _compile(
         ambient.entered(request.ambient),
         log_state.entered(request.logs),
         toolchain.failures_explained(request.toolchain_dir),  # inside: the configuration names the compilers to try
-        host_facts.known(request.toolchain_dir, claims=not jobs.patient) as claimed,
+        host_facts.answering(request.toolchain_dir, claims=not jobs.patient) as claimed,
         inductors_builds(request.toolchain_dir),
         source_builds.kept_in(request.store, request.toolchain_dir),
         cpu_tuning.tuned(request.toolchain_dir, lambda: ambient.shaping(request.ambient)) as on_cpu,
@@ -243,7 +243,10 @@ def _not_imported(detail: str, cause: Exception) -> CannotTravelError:
 
 
 def load_code(
-    modules: Sequence[str], libraries: Sequence[str], code: SentCode | None, answers: probe_cache.Kept | None = None
+    modules: Sequence[str],
+    libraries: Sequence[str],
+    code: SentCode | None,
+    answers: probe_cache.FactCache | None = None,
 ) -> Sequence[Otherwise]:
     """Import the modules and load the libraries that register a graph's operators.
 
@@ -425,7 +428,7 @@ def compile_live(captured: Captured, gm: torch.fx.GraphModule, inputs: Sequence[
         contextlib.closing(BuiltLinking(request.toolchain_dir)) as building,
         configs.entered({"inductor": decided}),  # the other entries are already in force
         toolchain.failures_explained(request.toolchain_dir),
-        host_facts.known(request.toolchain_dir),
+        host_facts.answering(request.toolchain_dir),
         inductors_builds(request.toolchain_dir),
         source_builds.kept_in(request.store, request.toolchain_dir),
         cpu_tuning.tuned(request.toolchain_dir, lambda: ambient.shaping(request.ambient)) as on_cpu,

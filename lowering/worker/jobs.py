@@ -155,7 +155,7 @@ def prepare(request: CompileRequest) -> None:
     assert job is not None, "prepare_job runs in a pool"
     with job.in_the_background(), scratch_directory(), ambient.entered(request.ambient):
         host_facts.find(request.toolchain_dir)
-        with host_facts.known(request.toolchain_dir):  # the facts may be stored while the header is not
+        with host_facts.answering(request.toolchain_dir):  # the facts may be stored while the header is not
             precompiled_header.command(request.toolchain_dir)
 
 

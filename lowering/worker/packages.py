@@ -37,7 +37,7 @@ def compile_package(
     with (
         ambient.entered(request.ambient),
         toolchain.failures_explained(request.toolchain_dir),
-        host_facts.known(request.toolchain_dir),
+        host_facts.answering(request.toolchain_dir),
         inductors_builds(request.toolchain_dir),
         temporary.directory("package") as directory,
     ):

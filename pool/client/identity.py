@@ -28,11 +28,11 @@ def digest(
     environment: Mapping[str, str],
     preload: Sequence[str],
     packages: Sequence[installed.Package] = installed.PACKAGES,
-    kept: installed.Kept | None = None,
+    cache: installed.FactCache | None = None,
 ) -> str:
     """Return 32 hexadecimal digits that identify an environment. Checks some thousand files, a small part of a compile.
 
-    `kept` caches facts from earlier processes: it saves time and does not change the digest.
+    `cache` caches facts from earlier processes: it saves time and does not change the digest.
     """
     facts = {
         "protocol": PROTOCOL_VERSION,
@@ -41,7 +41,7 @@ def digest(
         "fxpool_files": _own_sources(),
         "environment": {name: environment.get(name, "") for name in _VARIABLES},
         "preload": list(preload),
-        "installed": installed.facts(kept, packages),
+        "installed": installed.facts(cache, packages),
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
 

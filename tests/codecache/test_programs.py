@@ -128,7 +128,7 @@ def test_the_compiler_behind_scripts_counts(place: Path) -> None:
 def test_a_compiler_is_its_passes_too() -> None:
     looked = programs._Look(None)
     looked.at(shutil.which("g++") or "", ())
-    names = {line.split()[0] for line in looked.found}
+    names = {line.split()[0] for line in looked.lines}
     assert {"g++", "cc1plus"} <= names, names
     assert len(names) >= 4, "an assembler and a linker"
 

@@ -72,7 +72,7 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> Memory:
     return Memory()
 
 
-def facts(kept: installed.Kept | None = None) -> Facts:
+def facts(kept: installed.FactCache | None = None) -> Facts:
     return installed.facts(kept, [THING])
 
 

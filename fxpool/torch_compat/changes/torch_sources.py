@@ -12,7 +12,7 @@ import types
 
 import msgspec
 
-from fxpool.installed import Kept
+from fxpool.installed import FactCache
 from fxpool.torch_compat.changes import literals
 from fxpool.torch_compat.changes.bindings import UNKNOWN, bindings
 from fxpool.torch_compat.changes.literals import Template
@@ -48,7 +48,7 @@ class _Stored(msgspec.Struct):
 class Sources:
     """The facts about torch's modules."""
 
-    def __init__(self, version: str, answers: Kept | None = None) -> None:
+    def __init__(self, version: str, answers: FactCache | None = None) -> None:
         self._version, self._answers = version, answers
         self._is_new = False
         self._checked: set[str] = set()
@@ -74,7 +74,7 @@ class Sources:
         """The names of containers that code of torch writes to."""
         return self._stored.contents
 
-    def keep(self, answers: Kept) -> None:
+    def keep(self, answers: FactCache) -> None:
         """Store the facts for the next process, if any of them is new."""
         if self._is_new:
             self._is_new = False
@@ -160,7 +160,7 @@ class Sources:
 _last: tuple[object, str, Sources] | None = None
 
 
-def loaded(version: str, answers: Kept | None = None) -> Sources:
+def loaded(version: str, answers: FactCache | None = None) -> Sources:
     """Return this process's facts, at first those in `answers`. `version` identifies the build of torch.
 
     Without `answers` they are only this process's.

@@ -44,13 +44,13 @@ class Asked(msgspec.Struct, array_like=True, frozen=True):
 class Times(Protocol):
     """Stored times of candidates, and exclusive use of the host to measure others."""
 
-    def find(self, asked: Asked) -> dict[str, float] | None:
+    def find(self, choice: Asked) -> dict[str, float] | None:
         """Return all candidates' times; None if any is unknown."""
 
-    def alone(self, asked: Asked) -> contextlib.AbstractContextManager[None]:
+    def alone(self, choice: Asked) -> contextlib.AbstractContextManager[None]:
         """Wait for exclusive use of the host; candidates are timed inside the ``with`` block."""
 
-    def keep(self, asked: Asked, times: dict[str, float]) -> None:
+    def keep(self, choice: Asked, times: dict[str, float]) -> None:
         """Store measured times; infinite for a candidate that does not run."""
 
 
