@@ -18,12 +18,12 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from fxpool import failures
 from fxpool.codecache.key import examination, probe_cache
 
-__all__ = ["FRONTS", "Program", "identify", "is_script"]
+__all__ = ["FRONTS", "Program", "identify", "is_script", "output_of"]
 
 #: Front ends that run the next compiler with their own name on PATH, and the prefix of their environment variables.
 FRONTS = {"ccache": "CCACHE_", "sccache": "SCCACHE_", "distcc": "DISTCC_", "icecc": "ICECC_"}
@@ -280,10 +280,15 @@ def _own_libraries(compiler: str) -> list[str]:
     return [os.path.realpath(path) for path in linked]
 
 
-def _said(command: list[str]) -> str:
+def _said(command: Sequence[str]) -> str:
+    return output_of(command, errors="surrogateescape") or ""
+
+
+def output_of(command: Sequence[str], *, errors: str = "replace") -> str | None:
+    """Return a program's output; None if it cannot be run, or fails. Raises ShortageError."""
     try:
         run = failures.run(command, timeout=_TIMEOUT)
         run.check_returncode()
     except (OSError, subprocess.SubprocessError):
-        return ""
-    return run.stdout.decode("utf-8", "surrogateescape")
+        return None
+    return run.stdout.decode("utf-8", errors)

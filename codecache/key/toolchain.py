@@ -18,7 +18,6 @@ import hashlib
 import os
 import re
 import shutil
-import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -35,7 +34,6 @@ ENVIRONMENT = (
     "CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH", "COMPILER_PATH", "GCC_EXEC_PREFIX",
     "OMP_PREFIX", "CONDA_PREFIX", "SOURCE_DATE_EPOCH", "CCC_OVERRIDE_OPTIONS",
 )  # fmt: skip
-_TIMEOUT = 60.0
 _NO_PYTHON_H = re.compile(r"fatal error: '?Python\.h\b")
 
 
@@ -272,19 +270,9 @@ def _read(root: str | None, name: str, identity: probe_cache.Identity) -> tuple[
 
 def _run(command: Sequence[str]) -> tuple[str, str] | None:
     """Return a compiler's (version, target); None if it does not work. Raises ShortageError."""
-
-    def output(argument: str) -> str:
-        run = failures.run([*command, argument], timeout=_TIMEOUT)
-        run.check_returncode()
-        return run.stdout.decode("utf-8", "replace")
-
-    try:
-        version = output("--version").strip()
-    except (OSError, subprocess.SubprocessError):
+    version = programs.output_of([*command, "--version"])
+    if version is None:
         return None
-    try:
-        target = output("-dumpmachine").strip()
-    except (OSError, subprocess.SubprocessError):
-        target = ""  # not every compiler has this option
+    target = programs.output_of([*command, "-dumpmachine"]) or ""  # not every compiler has this option
     # The first line has the name and version. Other lines from clang contain its installation directory.
-    return (version.splitlines() or [""])[0].strip(), target
+    return (version.strip().splitlines() or [""])[0].strip(), target.strip()

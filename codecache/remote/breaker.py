@@ -80,11 +80,10 @@ class Breaker:
         """Take the result of a probe."""
         if self.state is not State.HALF_OPEN:
             return
+        self.state = State.CLOSED
         if answered:
-            self.state = State.CLOSED
             self._spent, self._bad = 0.0, 0
         else:
-            self.state = State.CLOSED  # so that `_open` counts this as one more
             self._open(now)
 
     def seconds_to_probe(self, now: float) -> float:
