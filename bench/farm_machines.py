@@ -20,7 +20,7 @@ from typing import Any
 from harness.children import Children
 
 from fxpool.bench.environment import child_environment
-from fxpool.codecache.store import layout
+from fxpool.codecache.store import catalogue
 from fxpool.codecache.store.store import LocalStore
 
 __all__ = ["CHILD", "LocalFarm", "entries", "local_farm"]
@@ -104,7 +104,7 @@ def local_farm(machines: int, slots: int) -> Iterator[LocalFarm]:
 
 def entries(directory: Path) -> int:
     """Return the number of entries in the cache directory of a machine or host."""
-    return len(list(layout.entry_paths(LocalStore(str(directory / "fxpool")).root)))
+    return len(list(catalogue.entries(LocalStore(str(directory / "fxpool")).root)))
 
 
 def _free_port() -> int:

@@ -184,9 +184,9 @@ def _of_the_host() -> dict[str, Any]:
 
 def _disk_bytes() -> int:
     from fxpool import config
-    from fxpool.codecache.store import contents
+    from fxpool.codecache.store import catalogue
 
-    return sum(share.bytes for share in contents.measure(str(config.current().cache_dir)).values())
+    return catalogue.sum_of(catalogue.measure(str(config.current().cache_dir)).values()).bytes
 
 
 @overload

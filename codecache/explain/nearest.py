@@ -55,7 +55,7 @@ class Side:
         """The function and its place, or the label: ``GPT2.forward, gpt2.py:12``."""
         if self.origin is None or not self.origin.name:
             return self.label
-        return f"{self.origin.name}, {self.origin.place}" if self.origin.place else self.origin.name
+        return self.origin.described
 
     def described(self) -> Described:
         return Described.of(self.components, self.detail)

@@ -24,7 +24,8 @@ from fxpool.codecache.remote.client import Client, Deadline, RemoteError
 from fxpool.codecache.remote.leases import Leases
 from fxpool.codecache.remote.uploads import Uploads
 from fxpool.codecache.store.blobs import BlobRef
-from fxpool.codecache.store.entry import Entry, OtherVersionError, decode_entry, is_hex_digest
+from fxpool.codecache.store.entry import Entry, OtherVersionError, decode_entry
+from fxpool.codecache.store.layout import is_hex_digest
 from fxpool.codecache.store.store import LocalStore
 from fxpool.errors import CorruptEntryError, NotAuthenticError, StoreError
 

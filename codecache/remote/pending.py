@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterable
 
 from fxpool import directories
-from fxpool.codecache.store.entry import is_hex_digest
+from fxpool.codecache.store.layout import is_hex_digest
 
 __all__ = ["DIRECTORY", "MOST", "leave", "listed", "remove"]
 

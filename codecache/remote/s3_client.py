@@ -22,7 +22,7 @@ from collections.abc import Callable
 from typing import Any
 
 from fxpool.codecache.remote.client import Deadline, RemoteError
-from fxpool.codecache.store.entry import is_hex_digest
+from fxpool.codecache.store.layout import is_hex_digest
 
 __all__ = ["S3Client"]
 

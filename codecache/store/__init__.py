@@ -3,16 +3,15 @@
 store             LocalStore: looks up and publishes entries
 entry             the record of one compiled graph, and its bytes
 blobs             private files, and immutable blobs in them
-layout            where files lie in the directory; lists and removes them
+layout            names and paths of the files in the directory
+catalogue         walks the directory and yields a record of each file
 base_store        a read-only store below the user's own
 bounds            limits of a directory
 index             the directory's size so far, so that publishing need not scan it
 eviction          decides what a directory over its limits loses
 collector         scans the directory and removes what eviction chose
-pace              yields to other threads during long work
 listing           lists entries repeatedly, for the dashboard
-parts             the files and directories of a cache directory that are fxpool's
-contents          measures a directory by kind of file; clears it
+removal           removes all files of a directory, or precompiled headers
 host_statistics   counts of all processes with this directory, by day
 quarantine        graphs that killed workers, and the limits they exceeded
 failed            levels at which a graph can't be compiled for the cache

@@ -26,10 +26,9 @@ from collections.abc import Collection
 import msgspec
 
 from fxpool import config, directories, forks
-from fxpool.codecache.store import parts
+from fxpool.codecache.store.layout import DIRECTORIES, TEMPORARY_PREFIX
 from fxpool.errors import CorruptEntryError, StoreError, UnsafeDirectoryError
 
-TEMPORARY_PREFIX = ".tmp-"
 #: Seconds; a writer that has not renamed its file for this long is dead, or stuck in a way that a retry repairs.
 TEMPORARY_MAX_AGE = 3600.0
 
@@ -78,9 +77,9 @@ class UnsafeFileError(StoreError):
 class StoreWriteError(StoreError):
     """Writing to the store failed; `reason`, the errno's name (`ENOSPC`, `EROFS`, ...), is counted."""
 
-    def __init__(self, what: str, reason: str, detail: str = "", *, remedy: str = "") -> None:
+    def __init__(self, message: str, reason: str, detail: str = "", *, remedy: str = "") -> None:
         self.reason = reason
-        super().__init__(f"{what}: {reason}" + (f" ({detail})" if detail else ""), remedy=remedy)
+        super().__init__(f"{message}: {reason}" + (f" ({detail})" if detail else ""), remedy=remedy)
 
 
 _REMEDIES = {
@@ -95,11 +94,11 @@ _REMEDIES = {
 _REMEDY = "set FXPOOL_CACHE_DIR to a writable directory"
 
 
-def write_error(what: str, error: OSError, remedy: str = "") -> StoreWriteError:
+def write_error(message: str, error: OSError, remedy: str = "") -> StoreWriteError:
     """Return the StoreWriteError for an OSError, with the errno's name and a remedy (the cache directory's)."""
     reason = errno.errorcode.get(error.errno or 0, type(error).__name__)
     remedy = remedy or _REMEDIES.get(reason, _REMEDY)
-    return StoreWriteError(what, reason, os.strerror(error.errno or 0), remedy=remedy)
+    return StoreWriteError(message, reason, os.strerror(error.errno or 0), remedy=remedy)
 
 
 @functools.cache
@@ -237,20 +236,20 @@ def _content(fd: int) -> bytes:
 
 
 def check_directory(
-    path: str, owners: Collection[int] = (), what: str = "cache directory", setting: str = "FXPOOL_CACHE_DIR"
+    path: str, owners: Collection[int] = (), role: str = "cache directory", setting: str = "FXPOOL_CACHE_DIR"
 ) -> None:
     """Refuse a cache directory that other users could have written to, because its contents run as code.
 
     It and fxpool's directories in it must belong to us (or to one of `owners`) and not be writable by group or others.
     No other user may be able to replace it: see `directories.danger_above`. A missing directory passes if the existing
-    directories above it do. The message uses `what` and `setting`. Raises UnsafeDirectoryError.
+    directories above it do. The message uses `role` and `setting`. Raises UnsafeDirectoryError.
     """
     path = os.path.abspath(path)
     trusted = config.trusted_owners()
     danger = directories.danger_above(path, trusted)
     if danger is not None:
         raise UnsafeDirectoryError(
-            f"{danger.path}, in the path of the {what} {path}, {danger.fault}: other users could replace the directory",
+            f"{danger.path}, in the path of the {role} {path}, {danger.fault}: other users could replace the directory",
             remedy=f"{danger.mend}, or set {setting} to another directory",
         )
     real = os.path.realpath(path)
@@ -259,15 +258,15 @@ def check_directory(
     except OSError:
         return  # the first publication creates it
     if not stat.S_ISDIR(status.st_mode):
-        raise UnsafeDirectoryError(f"the {what} {path} is not a directory", remedy=f"set {setting} to a directory")
-    _check_owner(real, status, owners, f"the {what} {path}", setting)
-    for name in parts.DIRECTORIES:
+        raise UnsafeDirectoryError(f"the {role} {path} is not a directory", remedy=f"set {setting} to a directory")
+    _check_owner(real, status, owners, f"the {role} {path}", setting)
+    for name in DIRECTORIES:
         part = os.path.join(real, name)
         try:
             status = os.stat(part)
         except OSError:
             continue
-        _check_owner(part, status, owners, f"{part}, in the {what},", setting)
+        _check_owner(part, status, owners, f"{part}, in the {role},", setting)
         if os.path.islink(part) and (danger := directories.danger_above(part, trusted)) is not None:
             raise UnsafeDirectoryError(
                 f"{danger.path}, in the path of {part}, {danger.fault}: other users could replace the directory",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 
 from fxpool.codecache.store.blobs import check_directory, read_stored, write_private
-from fxpool.codecache.store.entry import is_hex_digest
+from fxpool.codecache.store.layout import is_hex_digest
 from fxpool.errors import StoreError
 
 __all__ = ["add", "find"]

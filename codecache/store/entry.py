@@ -22,6 +22,7 @@ import msgspec
 
 from fxpool.codecache.guards.guards import digest as guards_digest
 from fxpool.codecache.store.blobs import BlobRef
+from fxpool.codecache.store.layout import is_hex_digest
 from fxpool.errors import CorruptEntryError, StoreError
 
 FORMAT_VERSION = 2
@@ -35,7 +36,6 @@ _COMPRESS_FROM = 4096
 MAX_BODY = 16 << 20
 #: The same, with magic line, digest and packing.
 MAX_ENTRY = MAX_BODY + 64
-_HEX64 = re.compile(r"[0-9a-f]{64}\Z")
 
 
 class Component(msgspec.Struct, frozen=True, array_like=True):
@@ -71,9 +71,14 @@ class Origin(msgspec.Struct, frozen=True):
         return f"{name} ({self.part})" if self.part else name
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """``train.py:12``, ``train.py:17 on`` after a graph break at line 17."""
         return f"{self.file}:{self.line}{' on' if self.resumed else ''}" if self.file else ""
+
+    @property
+    def described(self) -> str:
+        """The name with the location: ``GPT2LMHeadModel.forward, model.py:12``."""
+        return ", ".join(filter(None, (self.name, self.location)))
 
 
 class Metadata(msgspec.Struct, frozen=True):
@@ -88,6 +93,16 @@ class Metadata(msgspec.Struct, frozen=True):
     torch_version: str = ""
     extra: dict[str, Any] = msgspec.field(default_factory=dict)
     origin: Origin | None = None
+
+    @property
+    def source(self) -> Origin:
+        """`origin`, or one with empty fields."""
+        return self.origin or Origin()
+
+    @property
+    def title(self) -> str:
+        """The function, or the label of an entry that an earlier version wrote."""
+        return self.source.name or self.label or "(no name)"
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,11 +136,6 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Entry)
 
 
-def is_hex_digest(text: str) -> bool:
-    """Return whether `text` is a lower-case sha256."""
-    return _HEX64.match(text) is not None
-
-
 def encode_entry(entry: Entry) -> bytes:
     """Return the bytes of an entry. Raises StoreError if its guards, content or metadata are not plain data."""
     try:
@@ -140,8 +150,8 @@ def encode_entry(entry: Entry) -> bytes:
 
         packing, body = _ZSTD, zstandard.ZstdCompressor(level=3).compress(body)
     magic = b"fxpool-entry %d\n" % entry.format_version
-    rest = bytes([packing]) + body
-    return magic + hashlib.sha256(magic + rest).digest() + rest
+    packed = bytes([packing]) + body
+    return magic + hashlib.sha256(magic + packed).digest() + packed
 
 
 def decode_entry(data: bytes) -> Entry:
@@ -154,13 +164,13 @@ def decode_entry(data: bytes) -> Entry:
         raise CorruptEntryError("not an entry: the magic line is missing")
     if len(data) > MAX_ENTRY:
         raise CorruptEntryError(f"the entry has {len(data)} bytes, over the maximum of {MAX_ENTRY}")
-    magic, digest, rest = match[0], data[match.end() :][:_DIGEST_SIZE], data[match.end() + _DIGEST_SIZE :]
-    if hashlib.sha256(magic + rest).digest() != digest:
+    magic, digest, packed = match[0], data[match.end() :][:_DIGEST_SIZE], data[match.end() + _DIGEST_SIZE :]
+    if hashlib.sha256(magic + packed).digest() != digest:
         raise CorruptEntryError("the digest of the entry is wrong")
     if int(match[1]) != FORMAT_VERSION:
         raise OtherVersionError(f"entry of format {int(match[1])}, this version of fxpool reads {FORMAT_VERSION}")
     try:
-        entry = _decoder.decode(_unpack(rest))
+        entry = _decoder.decode(_unpack(packed))
     except (msgspec.DecodeError, RecursionError) as error:
         raise CorruptEntryError(f"the entry cannot be decoded: {error}") from error
     if not is_hex_digest(entry.key):
@@ -170,17 +180,17 @@ def decode_entry(data: bytes) -> Entry:
     return entry
 
 
-def _unpack(rest: bytes) -> bytes:
-    if not rest or rest[0] not in (_PLAIN, _ZSTD):
+def _unpack(packed: bytes) -> bytes:
+    if not packed or packed[0] not in (_PLAIN, _ZSTD):
         raise CorruptEntryError("the entry is compressed in an unknown format")
-    if rest[0] == _PLAIN:
-        return rest[1:]
+    if packed[0] == _PLAIN:
+        return packed[1:]
     import zstandard
 
     try:
         # A frame states its unpacked size. A frame that claims more than any real entry has is not unpacked.
-        if not 0 <= zstandard.frame_content_size(rest[1:]) <= MAX_BODY:
+        if not 0 <= zstandard.frame_content_size(packed[1:]) <= MAX_BODY:
             raise CorruptEntryError("the entry claims a size above the maximum, or none")
-        return zstandard.ZstdDecompressor().decompress(rest[1:], max_output_size=MAX_BODY)
+        return zstandard.ZstdDecompressor().decompress(packed[1:], max_output_size=MAX_BODY)
     except zstandard.ZstdError as error:
         raise CorruptEntryError(f"the entry cannot be decompressed: {error}") from error

@@ -13,7 +13,7 @@ import time
 
 from fxpool import failures
 from fxpool.codecache.store.blobs import check_directory, read_stored, write_private
-from fxpool.codecache.store.entry import is_hex_digest
+from fxpool.codecache.store.layout import is_hex_digest
 from fxpool.errors import StoreError
 
 __all__ = ["COMPILE_ERROR", "NO_LEVEL", "add", "find"]

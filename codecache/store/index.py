@@ -29,19 +29,16 @@ import msgspec
 
 from fxpool import forks, notices
 from fxpool.codecache.store import layout
-from fxpool.codecache.store.blobs import TEMPORARY_PREFIX
-from fxpool.codecache.store.eviction import Size
-from fxpool.codecache.store.pace import Pace, unpaced
+from fxpool.codecache.store.catalogue import Facts, Part, Size, sum_of
 from fxpool.errors import StoreError
 
 if TYPE_CHECKING:
     import sqlite3
 
-__all__ = ["DIRECTORY", "EntryFacts", "Index", "IndexUnusableError", "Look", "Part", "Summary"]
+__all__ = ["Index", "IndexUnusableError", "Summary"]
 
 log = notices.logger(__name__)
 
-DIRECTORY = "index"
 _FILE = "index.sqlite"
 #: Seconds to wait for another process's write, which takes milliseconds.
 _PATIENCE = 1.0
@@ -56,52 +53,21 @@ _SCHEMA = f"""
 """
 
 
-class EntryFacts(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Facts read from an entry's file. `state` identifies the file that was read.
-
-    `blobs` has the names of the blobs that the entry needs, None if it could not be read.
-    """
-
-    state: tuple[int, int, int, int]
-    seconds: float = 0.0
-    blobs: tuple[str, ...] | None = None
-
-
-@dataclass(frozen=True)
-class Part:
-    """The result of scanning one part of the directory. `entries` maps paths below the root to facts.
-
-    `seen` is the Unix time at which the scan began.
-    """
-
-    name: str
-    size: Size
-    entries: dict[str, EntryFacts] = field(default_factory=dict)
-    seen: float = field(default_factory=time.time)
-
-
 @dataclass(frozen=True)
 class Summary:
-    """A summary of the index: each part's size and the Unix time of its scan, and evictions since it was created."""
+    """The content of an index: each part's size and the Unix time of its scan, and evictions since it was created.
 
-    parts: dict[str, tuple[Size, float]] = field(default_factory=dict)
-    evicted_entries: int = 0
-    evicted_bytes: int = 0
+    `entries` has the facts about the entries of the parts that were asked for, by path.
+    """
+
+    parts: dict[str, tuple[Size, float]]
+    evicted: Size
+    entries: dict[str, Facts] = field(default_factory=dict)
 
     @property
     def size(self) -> Size:
         """The total size of all parts in the index."""
-        return Size(
-            sum(size.files for size, _ in self.parts.values()), sum(size.bytes for size, _ in self.parts.values())
-        )
-
-
-@dataclass(frozen=True)
-class Look:
-    """A summary, and the facts about the entries in some parts, by path."""
-
-    summary: Summary
-    entries: dict[str, EntryFacts]
+        return sum_of(size for size, _ in self.parts.values())
 
 
 class IndexUnusableError(StoreError):
@@ -113,31 +79,27 @@ class Index:
 
     def __init__(self, root: str) -> None:
         self._root = root
-        self._directory = os.path.join(root, DIRECTORY)
+        self._directory = os.path.join(root, layout.INDEX)
 
     def exists(self) -> bool:
         """Return whether the index exists, without creating it."""
         return os.path.isfile(os.path.join(self._directory, _FILE))
 
-    def look(self, parts: Iterable[str] | None = None, pace: Pace = unpaced) -> Look:
-        """Return the summary, and the facts about the entries in `parts`, or in all parts if it is None.
+    def look(self, parts: Iterable[str] | None = None) -> Summary:
+        """Return the summary, with the facts about the entries in `parts`, or in all parts if it is None."""
 
-        `pace` lets other threads run while the rows are decoded.
-        """
-
-        def read(connection: sqlite3.Connection) -> tuple[list[Any], Summary]:
+        def read(connection: sqlite3.Connection) -> Summary:
             rows: list[Any] = []
             if parts is None:
                 rows = connection.execute("SELECT path, facts, digest FROM entries").fetchall()
             for part in parts or ():
                 rows += connection.execute("SELECT path, facts, digest FROM entries WHERE part = ?", (part,))
-            return rows, _summary(connection)
+            decoded = ((path, _facts(path, facts, digest)) for path, facts, digest in rows)
+            return _summary(connection, {path: facts for path, facts in decoded if facts is not None})
 
-        rows, summary = self._anew_if_broken(read)
-        found = ((path, _facts(path, facts, digest)) for path, facts, digest in rows)
-        return Look(summary, {path: facts for path, facts in pace(found) if facts is not None})
+        return self._rebuild_if_broken(read)
 
-    def keep(self, parts: Sequence[Part], *, entries_evicted: int = 0, bytes_evicted: int = 0) -> Summary:
+    def update(self, parts: Sequence[Part], *, evicted: Size | None = None) -> Summary:
         """Replace the rows of `parts`, and add to the counts of evictions; return the summary.
 
         A part that another process has scanned since is not replaced: an eviction takes long after its scan, and other
@@ -155,15 +117,14 @@ class Index:
                 )
                 if part.name.startswith(layout.ENTRIES):
                     _replace_entries(connection, part)
-            if entries_evicted or bytes_evicted:
-                before = _evicted(connection)
+            if evicted is not None:
+                after = _evicted(connection) + evicted
                 connection.execute("DELETE FROM evicted")
-                after = (before[0] + entries_evicted, before[1] + bytes_evicted)
-                connection.execute("INSERT INTO evicted VALUES (?, ?)", after)
+                connection.execute("INSERT INTO evicted VALUES (?, ?)", (after.files, after.bytes))
             connection.execute("COMMIT")
             return _summary(connection)
 
-        return self._anew_if_broken(write)
+        return self._rebuild_if_broken(write)
 
     def forget(self, parts: Iterable[str]) -> None:
         """Delete the rows of parts that no longer exist in the directory."""
@@ -175,11 +136,11 @@ class Index:
                 connection.execute("DELETE FROM entries WHERE part = ?", (part,))
             connection.execute("COMMIT")
 
-        self._anew_if_broken(write)
+        self._rebuild_if_broken(write)
 
     # ---------------------------------------------------------------- the file
 
-    def _anew_if_broken(self, use: Callable[[sqlite3.Connection], T]) -> T:
+    def _rebuild_if_broken(self, use: Callable[[sqlite3.Connection], T]) -> T:
         """Call `use` with a connection and return its result; rebuild the index if it is broken or locked."""
         import sqlite3
 
@@ -191,7 +152,7 @@ class Index:
                 if attempt or "disk is full" in str(error):
                     raise IndexUnusableError(f"cannot use the index in {self._directory}: {error}") from error
                 log.info("rebuilding the index in %s: %s", self._directory, error)
-                self._put_away()
+                self._remove()
         raise AssertionError("returned or raised above")
 
     @contextlib.contextmanager
@@ -217,16 +178,15 @@ class Index:
         finally:
             connection.close()
 
-    def _put_away(self) -> None:
+    def _remove(self) -> None:
         """Remove the directory with all files of the index at once, so that no log meets another database."""
-        away = os.path.join(self._root, f"{TEMPORARY_PREFIX}{DIRECTORY}-{secrets.token_hex(8)}")
+        away = os.path.join(self._root, f"{layout.TEMPORARY_PREFIX}{layout.INDEX}-{secrets.token_hex(8)}")
         try:
             os.rename(self._directory, away)
         except OSError:
             return  # another process was faster, or nothing can be written here
-        layout.clear_tree(away)
-        with contextlib.suppress(OSError):  # a file in its place
-            os.unlink(away)
+        with contextlib.suppress(OSError):
+            layout.remove_tree(away)
 
 
 class _DamagedError(Exception):
@@ -241,12 +201,12 @@ def _digest(path: str, facts: bytes) -> bytes:
     return hashlib.blake2b(b"%s\0%s" % (path.encode(), facts), digest_size=16).digest()
 
 
-def _facts(path: Any, facts: Any, digest: Any) -> EntryFacts | None:
+def _facts(path: Any, facts: Any, digest: Any) -> Facts | None:
     """Return a row's facts, None if they are damaged; the file is then read again."""
     if not (isinstance(path, str) and isinstance(facts, bytes) and digest == _digest(path, facts)):
         return None
     try:
-        return msgspec.msgpack.decode(facts, type=EntryFacts)
+        return msgspec.msgpack.decode(facts, type=Facts)
     except msgspec.MsgspecError:
         return None
 
@@ -259,7 +219,7 @@ def _seen_since(connection: sqlite3.Connection, part: Part) -> bool:
 
 def _replace_entries(connection: sqlite3.Connection, part: Part) -> None:
     """Write the rows of a part that have changed, and delete those of removed entries."""
-    encoded = {path: msgspec.msgpack.encode(facts) for path, facts in part.entries.items()}
+    encoded = {entry.path: msgspec.msgpack.encode(entry.facts) for entry in part.entries}
     before = dict(connection.execute("SELECT path, facts FROM entries WHERE part = ?", (part.name,)).fetchall())
     gone = [(part.name, path) for path in before if path not in encoded]
     connection.executemany("DELETE FROM entries WHERE part = ? AND path = ?", gone)
@@ -273,20 +233,20 @@ def _replace_entries(connection: sqlite3.Connection, part: Part) -> None:
     )
 
 
-def _summary(connection: sqlite3.Connection) -> Summary:
+def _summary(connection: sqlite3.Connection, entries: dict[str, Facts] | None = None) -> Summary:
     parts = {}
     for part, files, size, seen in connection.execute("SELECT part, files, bytes, seen FROM parts"):
         if not (isinstance(part, str) and isinstance(seen, float) and _is_count(files) and _is_count(size)):
             raise _DamagedError(f"a damaged row of part {part!r}")
         parts[part] = (Size(files, size), seen)
-    return Summary(parts, *_evicted(connection))
+    return Summary(parts, _evicted(connection), entries or {})
 
 
-def _evicted(connection: sqlite3.Connection) -> tuple[int, int]:
+def _evicted(connection: sqlite3.Connection) -> Size:
     row = connection.execute("SELECT entries, bytes FROM evicted").fetchone() or (0, 0)
     if not all(map(_is_count, row)):
         raise _DamagedError("a damaged row of evictions")
-    return row[0], row[1]
+    return Size(*row)
 
 
 def _is_count(value: Any) -> bool:

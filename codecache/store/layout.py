@@ -1,40 +1,95 @@
-"""The layout of a cache directory: paths of entries and blobs; lists and removes files.
+"""The layout of a cache directory: the one table of its names, paths of entries and blobs, removal of files.
 
-    <root>/entries/<key[:2]>/<key>/<digest of the guards>.entry
-    <root>/blobs/<digest[:2]>/<digest>-<size>
+    entries, blobs                           see `store.py`
+    kernels                                  compiled kernels, see `kernel_files.py`
+    toolchain/headers                        precompiled headers, 150 MB each
+    toolchain/..., slower, failed, lowered   facts about compilers, CPUs and GPUs of hosts; about stages, levels, graphs
+    stats                                    counts of the host's processes, by day
+    quarantine                               graphs that killed workers, with the end of their workers' output
+    aside                                    files that failed verification
+    index                                    the sizes of all this, see `index.py`
+    pending                                  names of entries to upload, see `remote/pending.py`
 
-A directory that is missing, or disappears while it is listed, counts as empty: another process may clear the cache at
-any time.
+Files of other names may be the user's; they are counted, and never removed. A directory that is missing, or disappears
+while it is listed, counts as empty: another process may clear the cache at any time.
 """
 
 from __future__ import annotations
 
-import errno
 import os
-from collections.abc import Iterator
+import re
+import stat
+from typing import TYPE_CHECKING, NamedTuple
 
-from fxpool.codecache.store.blobs import BlobRef, write_error
-from fxpool.codecache.store.entry import is_hex_digest
+if TYPE_CHECKING:
+    from fxpool.codecache.store.blobs import BlobRef
 
 __all__ = [
-    "BLOBS",
-    "ENTRIES",
-    "ENTRY_SUFFIX",
-    "blob_path",
-    "blob_paths",
-    "blobs_below",
-    "clear_tree",
-    "entries_below",
-    "entry_path",
-    "entry_paths",
-    "key_directory",
-    "names",
-    "remove_empty",
-    "unlink",
-]
+    "ASIDE", "BLOBS", "CLAIM", "CLEARED", "DIRECTORIES", "ENTRIES", "ENTRY_SUFFIX", "FACTS", "FOREIGN", "HEADERS",
+    "HEADERS_DIRECTORY", "INDEX", "KERNELS", "KINDS", "PARTS", "QUARANTINE", "TEMPORARY_PREFIX", "blob_path",
+    "entry_path", "is_hex_digest", "key_directory", "kind_of", "names", "remove_empty", "remove_tree",
+]  # fmt: skip
 
-ENTRIES, BLOBS = "entries", "blobs"
+ENTRIES, BLOBS, KERNELS, HEADERS = "entries", "blobs", "kernels", "precompiled headers"
+FACTS, QUARANTINE, ASIDE, INDEX, FOREIGN = "host facts", "quarantine", "set aside", "index", "not fxpool's"
+#: The kinds of files by which sizes are shown, in the order of display.
+KINDS = (ENTRIES, BLOBS, KERNELS, HEADERS, FACTS, QUARANTINE, ASIDE, INDEX, FOREIGN)
+
+#: The file by which a process claims eviction.
+CLAIM = ".evicting"
 ENTRY_SUFFIX = ".entry"
+TEMPORARY_PREFIX = ".tmp-"
+HEADERS_DIRECTORY = os.path.join("toolchain", "headers")
+_HEX64 = re.compile(r"[0-9a-f]{64}\Z")
+
+
+class _Part(NamedTuple):
+    """A directory with all its files, or one file; `toolchain` also has those of `HEADERS`.
+
+    `of_graphs`: it goes when the graphs are cleared, as it says nothing about the host. `evicted`: over the limits, its
+    files are evicted one by one: first those that are `never_served`, the others by the time of their last use.
+    """
+
+    kind: str
+    of_graphs: bool = False
+    evicted: bool = False
+    never_served: bool = False
+
+
+#: By name. Entries first, so that readers meet as few entries without blobs as possible while a cache is cleared.
+PARTS = {
+    "entries": _Part(ENTRIES, of_graphs=True),
+    "blobs": _Part(BLOBS, of_graphs=True),
+    "aside": _Part(ASIDE, of_graphs=True, evicted=True, never_served=True),
+    "quarantine": _Part(QUARANTINE, of_graphs=True),
+    "slower": _Part(FACTS, of_graphs=True, evicted=True),
+    "failed": _Part(FACTS, of_graphs=True, evicted=True),
+    "lowered": _Part(FACTS, of_graphs=True, evicted=True),
+    "kernels": _Part(KERNELS, of_graphs=True, evicted=True),
+    "pending": _Part(FACTS, of_graphs=True),
+    "index": _Part(INDEX, of_graphs=True),
+    "stats": _Part(FACTS),
+    "toolchain": _Part(FACTS),
+    ".swept": _Part(FACTS),
+    CLAIM: _Part(FACTS),
+}
+DIRECTORIES = tuple(name for name in PARTS if not name.startswith("."))
+CLEARED = tuple(name for name, part in PARTS.items() if part.of_graphs)
+
+
+def kind_of(relative: str) -> str:
+    """Return the kind of a path below the root."""
+    top = relative.split(os.sep, 1)[0]
+    if relative == HEADERS_DIRECTORY or relative.startswith(HEADERS_DIRECTORY + os.sep):
+        return HEADERS
+    if top in PARTS:
+        return PARTS[top].kind
+    return FACTS if top.startswith(TEMPORARY_PREFIX) else FOREIGN
+
+
+def is_hex_digest(text: str) -> bool:
+    """Return whether `text` is a lower-case sha256."""
+    return _HEX64.match(text) is not None
 
 
 def key_directory(root: str, key: str) -> str:
@@ -50,54 +105,12 @@ def blob_path(root: str, ref: BlobRef) -> str:
     return os.path.join(root, ref.relative_path())
 
 
-def entry_paths(root: str) -> Iterator[str]:
-    """Yield the path of every file that has the name of an entry."""
-    top = os.path.join(root, ENTRIES)
-    for prefix in names(top):
-        yield from entries_below(os.path.join(top, prefix))
-
-
-def entries_below(directory: str) -> Iterator[str]:
-    """Yield the paths of entries in one directory of keys with the same prefix."""
-    for key in names(directory):
-        if is_hex_digest(key):
-            within = os.path.join(directory, key)
-            for name in names(within):
-                if name.endswith(ENTRY_SUFFIX) and is_hex_digest(name[: -len(ENTRY_SUFFIX)]):
-                    yield os.path.join(within, name)
-
-
-def blob_paths(root: str) -> Iterator[str]:
-    """Yield the path of every file that has the name of a blob."""
-    top = os.path.join(root, BLOBS)
-    for prefix in names(top):
-        yield from blobs_below(os.path.join(top, prefix))
-
-
-def blobs_below(directory: str) -> Iterator[str]:
-    """Yield the paths of blobs in one directory of digests with the same prefix."""
-    for name in names(directory):
-        if BlobRef.from_name(name) is not None:
-            yield os.path.join(directory, name)
-
-
 def names(directory: str) -> list[str]:
     """Return the names in a directory; an empty list if it can't be listed."""
     try:
         return os.listdir(directory)
     except OSError:
         return []
-
-
-def unlink(path: str) -> bool:
-    """Remove a file; return whether it was there. Raises StoreWriteError."""
-    try:
-        os.unlink(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    except OSError as error:
-        raise write_error(f"cannot remove {path}", error) from error
-    return True
 
 
 def remove_empty(directory: str) -> bool:
@@ -109,20 +122,20 @@ def remove_empty(directory: str) -> bool:
     return True
 
 
-def clear_tree(top: str) -> list[OSError]:
-    """Remove a tree. Concurrent changes may leave parts of it; return the errors with other causes."""
-    failures = []
-    for directory, _, files in os.walk(top, topdown=False):
-        try:
-            for name in files:
-                path = os.path.join(directory, name)
-                try:
-                    os.unlink(path)
-                except FileNotFoundError:
-                    pass
-            os.rmdir(directory)
-        except OSError as error:
-            # Another process may have removed the directory, or published into it.
-            if error.errno not in (errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST):
-                failures.append(error)
-    return failures
+def remove_tree(path: str, spared: str = "") -> None:
+    """Remove a file or a tree, except for `spared`; does not follow links. Raises OSError.
+
+    Skips parts that are gone, and leaves directories into which another process has published.
+    """
+    if path == spared and os.path.isdir(path):
+        remove_empty(path)
+        return
+    try:
+        if not stat.S_ISDIR(os.lstat(path).st_mode):
+            os.unlink(path)
+            return
+        for name in os.listdir(path):
+            remove_tree(os.path.join(path, name), spared)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    remove_empty(path)

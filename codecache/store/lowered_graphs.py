@@ -11,7 +11,8 @@ from __future__ import annotations
 import os
 
 from fxpool.codecache.store.blobs import check_directory, read_stored, write_private
-from fxpool.codecache.store.entry import Entry, is_hex_digest
+from fxpool.codecache.store.entry import Entry
+from fxpool.codecache.store.layout import is_hex_digest
 from fxpool.codecache.store.store import LocalStore
 from fxpool.errors import StoreError
 

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 from fxpool.codecache.store.blobs import check_directory, read_stored, write_private
-from fxpool.codecache.store.entry import is_hex_digest
+from fxpool.codecache.store.layout import is_hex_digest
 from fxpool.errors import StoreError
 
 __all__ = ["Record", "add", "find", "release", "scan"]

@@ -25,13 +25,12 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from fxpool import directories, forks, notices
-from fxpool.codecache.store import layout, parts
+from fxpool.codecache.store import catalogue, layout
 from fxpool.codecache.store.blobs import (
     BlobRef,
     StoreWriteError,
@@ -45,8 +44,9 @@ from fxpool.codecache.store.blobs import (
     write_error,
     write_private,
 )
-from fxpool.codecache.store.entry import Entry, OtherVersionError, decode_entry, encode_entry, is_hex_digest
-from fxpool.codecache.store.layout import ENTRY_SUFFIX
+from fxpool.codecache.store.catalogue import StoredEntry
+from fxpool.codecache.store.entry import Entry, OtherVersionError, decode_entry, encode_entry
+from fxpool.codecache.store.layout import ENTRY_SUFFIX, is_hex_digest
 from fxpool.errors import CorruptEntryError, StoreError, UnsafeDirectoryError
 
 if TYPE_CHECKING:
@@ -59,27 +59,6 @@ _SWEEP_INTERVAL = 3600.0
 _MAX_ASIDE = 64
 #: Name of a store in one of torch's scratch directories. It is not created again once that is removed.
 FRESH = "fxpool-fresh-cache"
-
-
-@dataclass(frozen=True)
-class StoredEntry:
-    """An entry's file, as `scan` yields it. `entry` is None if it could not be decoded; `used` is Unix time."""
-
-    key: str
-    name: str
-    path: str
-    size: int
-    used: float
-    entry: Entry | None
-
-
-@dataclass(frozen=True)
-class StoredBlob:
-    """A blob as `scan_blobs` yields it, not verified. `written` is the Unix time of its last publication."""
-
-    ref: BlobRef
-    path: str
-    written: float
 
 
 class LocalStore:
@@ -159,7 +138,7 @@ class LocalStore:
         path = layout.blob_path(self.root, ref)
         try:
             verify_blob_file(path, ref)
-            # The file's time is that of the last publication (`StoredBlob.written`).
+            # The file's time is that of the last publication (`StoredFile.used`).
             os.utime(path)
         except (OSError, CorruptEntryError, UnsafeFileError):
             write_private(path, content)
@@ -293,50 +272,19 @@ class LocalStore:
 
     def is_empty(self) -> bool:
         """Return whether the store has no entries, so that every graph will be a miss."""
-        return next(layout.entry_paths(self.root), None) is None
+        return next(catalogue.entries(self.root), None) is None
 
     def sizes(self) -> dict[str, int]:
         """Return the numbers of `entries` and `blobs`, and their total `bytes`."""
-        counts = {"entries": 0, "blobs": 0, "bytes": 0}
-        for kind, paths in (("entries", layout.entry_paths(self.root)), ("blobs", layout.blob_paths(self.root))):
-            for path in paths:
-                try:
-                    counts["bytes"] += os.lstat(path).st_size
-                    counts[kind] += 1
-                except OSError:
-                    pass
-        return counts
+        entries = [one.bytes for one in catalogue.entries(self.root)]
+        blobs = [one.bytes for one in catalogue.blobs(self.root)]
+        return {"entries": len(entries), "blobs": len(blobs), "bytes": sum(entries) + sum(blobs)}
 
     def scan(self) -> Iterator[StoredEntry]:
         """Yield every entry in arbitrary order. Damaged entries have `entry=None` and stay where they are."""
-        for path in layout.entry_paths(self.root):
-            key = os.path.basename(os.path.dirname(path))
-            name = os.path.basename(path)[: -len(ENTRY_SUFFIX)]
-            entry: Entry | None = None
-            try:
-                data, status = read_stored(path)
-                entry = decode_entry(data)
-                if entry.key != key or entry.name != name:
-                    entry = None
-            except (CorruptEntryError, UnsafeFileError, OtherVersionError):
-                try:
-                    status = os.lstat(path)
-                except OSError:
-                    continue
-            except OSError:
-                continue
-            yield StoredEntry(key, name, path, status.st_size, status.st_mtime, entry)
-
-    def scan_blobs(self) -> Iterator[StoredBlob]:
-        """Yield every blob in arbitrary order, without verifying it."""
-        for path in layout.blob_paths(self.root):
-            ref = BlobRef.from_name(os.path.basename(path))
-            try:
-                written = os.lstat(path).st_mtime
-            except OSError:
-                continue
-            if ref is not None:
-                yield StoredBlob(ref, path, written)
+        for one in catalogue.entries(self.root):
+            if (stored := catalogue.read(self.root, one)) is not None:
+                yield stored
 
     def remove(self, key: str, name: str | None = None) -> int:
         """Remove all entries of a key, or only the entry `name`, but not their blobs; return how many were removed.
@@ -346,18 +294,16 @@ class LocalStore:
         if not is_hex_digest(key) or not (name is None or is_hex_digest(name)):
             raise ValueError("keys and names of entries must be lower-case sha256")
         directory = layout.key_directory(self.root, key)
-        names = [entry for entry in layout.names(directory) if entry.endswith(ENTRY_SUFFIX)]
+        files = [file for file in layout.names(directory) if file.endswith(ENTRY_SUFFIX)]
         removed = sum(
-            layout.unlink(os.path.join(directory, entry))
-            for entry in names
-            if name is None or entry == name + ENTRY_SUFFIX
+            _unlink(os.path.join(directory, file)) for file in files if name is None or file == name + ENTRY_SUFFIX
         )
         layout.remove_empty(directory)
         return removed
 
     def remove_blob(self, ref: BlobRef) -> bool:
         """Remove a blob; return whether it existed. Entries that need it become misses. Raises StoreError."""
-        return layout.unlink(layout.blob_path(self.root, ref))
+        return _unlink(layout.blob_path(self.root, ref))
 
     def clear(self) -> None:
         """Remove all entries and blobs, and release every graph from quarantine. Raises StoreError.
@@ -365,9 +311,11 @@ class LocalStore:
         Does not disturb concurrent publishers.
         """
         self._check_root()
-        failures = [error for part in parts.CLEARED for error in layout.clear_tree(os.path.join(self.root, part))]
-        if failures:
-            raise write_error(f"cannot clear {self.root}", failures[0])
+        try:
+            for part in layout.CLEARED:
+                layout.remove_tree(os.path.join(self.root, part))
+        except OSError as error:
+            raise write_error(f"cannot clear {self.root}", error) from error
 
     def _sweep_now_and_then(self) -> None:
         """Remove temporary files of dead writers, at most once an hour for all processes together."""
@@ -389,13 +337,8 @@ class LocalStore:
 
     def sweep(self) -> int:
         """Remove temporary files of dead writers; return how many."""
-        removed = sweep_temporaries(self.root) + sweep_temporaries(os.path.join(self.root, "kernels"))
-        for top in layout.names(os.path.join(self.root, "blobs")):
-            removed += sweep_temporaries(os.path.join(self.root, "blobs", top))
-        for top in layout.names(os.path.join(self.root, "entries")):
-            for key in layout.names(os.path.join(self.root, "entries", top)):
-                removed += sweep_temporaries(os.path.join(self.root, "entries", top, key))
-        return removed
+        tops = [os.path.join(self.root, name) for name in layout.DIRECTORIES]
+        return sum(map(sweep_temporaries, [self.root, *(path for top in tops for path, _, _ in os.walk(top))]))
 
     def _count(self, name: str) -> None:
         with self._lock:
@@ -442,3 +385,14 @@ class LocalStore:
     def check(self) -> None:
         """Raise UnsafeDirectoryError if other users could have written to the directory."""
         check_directory(self.root)
+
+
+def _unlink(path: str) -> bool:
+    """Remove a file; return whether it was there. Raises StoreWriteError."""
+    try:
+        os.unlink(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise write_error(f"cannot remove {path}", error) from error
+    return True

@@ -1,21 +1,20 @@
 """The command `fxpool`.
 
-main         all commands together, and the demonstration
-output       shared by all: exit statuses, widths, errors
-build        `build`
-program      `run`, `warm` and `capture`
-settings     `config` and `device`
-cache        `stats` and `cache`
-cache_files  `cache rm` and `cache key`
-bundles      `cache export` and `cache import`
-recompute    `cache verify --recompute`
-frames       `frames`
-farm         `farm`
-server       `serve`, `status` and `stop`
-bench        `bench`
-doctor       `doctor`
-report       `bug-report`
-dashboard    `dashboard` and `metrics`
+main       all commands together, and the demonstration
+output     shared by all: exit statuses, widths, errors
+build      `build`
+program    `run`, `warm` and `capture`
+settings   `config` and `device`
+cache      `stats`, and `cache` with `quarantine`, `gc` and `clear`
+entries    `cache` with `ls`, `show`, `explain`, `verify` and `rm`
+bundles    `cache export`, `cache import` and `cache key`
+frames     `frames`
+farm       `farm`
+server     `serve`, `status` and `stop`
+bench      `bench`
+doctor     `doctor`
+report     `bug-report`
+dashboard  `dashboard` and `metrics`
 """
 
 from fxpool import errors

@@ -1,4 +1,4 @@
-"""The commands `cache export` and `cache import`: one file of entries for images, CI and other machines.
+"""The commands `cache export`, `cache import` and `cache key`: files of entries for other machines, and their keys.
 
 Each command imports its modules inside functions, so that `fxpool --help` answers at once.
 """
@@ -11,11 +11,13 @@ import json
 import os
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from fxpool import config, quantities
+from fxpool.commands.cache import existing_store
 from fxpool.commands.output import FOUND_WRONG, SHORT, fail
 
 if TYPE_CHECKING:
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
     from fxpool.codecache.bundle.bundle import Earlier
     from fxpool.codecache.store.entry import Entry
 
-__all__ = ["cache_export", "cache_import"]
+__all__ = ["cache_export", "cache_import", "cache_key"]
 
 
 @click.command("export")
@@ -50,13 +52,10 @@ def cache_export(
     """
     from fxpool.codecache.bundle import bundle
     from fxpool.codecache.bundle.authentication import keyring_of
-    from fxpool.codecache.store.store import LocalStore
 
-    cache_dir = config.current().cache_dir
-    if not os.path.lexists(cache_dir):  # looking must not create it
-        fail(f"no cache in {cache_dir}")
-    with os.scandir(cache_dir):  # raises if it cannot be read: an empty bundle would be wrong
-        store = LocalStore(str(cache_dir))
+    store = existing_store()
+    if store is None:
+        fail(f"no cache in {config.current().cache_dir}")
     keyring = keyring_of(key_file or config.current().remote_key_file)
     earlier, created = _since(since, keyring)
     entries, unreadable = [], 0
@@ -121,6 +120,39 @@ def cache_import(files: tuple[str, ...], key_file: str | None, trust: bool, as_j
         click.echo(f"{name}: {' and '.join(parts)} new in {store.root}{there}")
 
 
+@click.command("key")
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--add", is_flag=True, help="Add a new first key to FILE; the old keys are still accepted.")
+def cache_key(file: Path, add: bool) -> None:
+    """Write a new key for a remote cache and bundles to FILE.
+
+    Keep FILE private: a holder of the key can run code on all machines that accept it. With --add, new entries are
+    sealed with the new key; remove the old keys once all machines have it.
+    """
+    from fxpool.codecache.bundle.authentication import Keyring, new_key
+    from fxpool.codecache.store.blobs import write_private
+    from fxpool.errors import ConfigurationError, StoreError
+
+    path = file.expanduser().absolute()
+    old = ""
+    if add:
+        try:
+            Keyring.load(path)
+        except ConfigurationError as error:
+            fail(str(error))
+        old = path.read_text()
+    elif os.path.lexists(path):
+        fail(f"{path} already exists\n  --add adds a new key to it")
+    try:
+        write_private(str(path), f"{new_key()}\n{old}".encode())
+    except StoreError as error:
+        fail(error.message)
+    keys = len([line for line in old.splitlines() if line.strip() and not line.lstrip().startswith("#")]) + 1
+    click.echo(f"{path}: {quantities.counted(keys, 'key')}, the first seals new entries")
+    if not add:
+        click.echo(f"copy it to the machines that share the cache, and set FXPOOL_REMOTE_KEY_FILE={path}")
+
+
 @contextlib.contextmanager
 def _damage_told() -> Iterator[None]:
     """Exit with status 1 for a damaged bundle: a problem was found, the usage is right."""
@@ -134,12 +166,12 @@ def _damage_told() -> Iterator[None]:
         fail(str(error), FOUND_WRONG)
 
 
-def _since(given: Sequence[str], keyring: Keyring | None) -> tuple[Earlier | None, float]:
+def _since(texts: Sequence[str], keyring: Keyring | None) -> tuple[Earlier | None, float]:
     """Return the contents of earlier bundles, and the Unix time since which entries are exported."""
     from fxpool.codecache.bundle import bundle, bundle_file
 
     earlier, created = None, 0.0
-    for text in given:
+    for text in texts:
         if (when := _time(text)) is not None and not os.path.exists(text):
             created = max(created, when)
             continue

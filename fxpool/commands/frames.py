@@ -144,8 +144,8 @@ def _chosen(name: str) -> _Frame:
 
 
 def _origin(frame: _Frame) -> dict[str, str]:
-    origin = frame.entry.metadata.origin
-    return {"function": origin.name if origin else "", "place": origin.place if origin else ""}
+    source = frame.entry.metadata.source
+    return {"function": source.name, "place": source.location}
 
 
 def _function(frame: _Frame) -> str:

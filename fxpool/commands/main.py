@@ -15,9 +15,9 @@ from fxpool.commands import (
     build,
     bundles,
     cache,
-    cache_files,
     dashboard,
     doctor,
+    entries,
     farm,
     frames,
     program,
@@ -57,8 +57,8 @@ def demo(backends: str) -> None:
     raise SystemExit(run_demo(console(), names))
 
 
-cache.cache.add_command(bundles.cache_export)
-cache.cache.add_command(bundles.cache_import)
+for command in (*entries.commands, bundles.cache_export, bundles.cache_import, bundles.cache_key):
+    cache.cache.add_command(command)
 for command in (
     doctor.doctor,
     program.run,
@@ -80,5 +80,3 @@ for command in (
     report.bug_report,
 ):
     main.add_command(command)
-cache.cache.add_command(cache_files.key)
-cache.cache.add_command(cache_files.cache_remove)

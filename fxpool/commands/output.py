@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from fxpool.codecache.store.entry import Entry
 
 __all__ = [
-    "SHORT", "Commands", "Duration", "Listen", "console", "entry_name", "fail", "filled", "show_rows", "width",
+    "SHORT", "Commands", "Duration", "Listen", "console", "fail", "filled", "show_rows", "width",
     "wrapped",
 ]  # fmt: skip
 
@@ -180,14 +180,6 @@ def show_rows(rows: Sequence[tuple[str, str]]) -> None:
     before = max(len(name) for name, _ in rows)
     for name, value in rows:
         click.echo(wrapped(f"{name:<{before}}  ", value, width()))
-
-
-def entry_name(entry: Entry | None) -> str:
-    """Return the name of an entry's function, or its label: entries of earlier versions have nothing else."""
-    if entry is None:
-        return "(unreadable: damaged, or written by another version)"
-    origin = entry.metadata.origin
-    return (origin.name if origin is not None else "") or entry.metadata.label or "(no name)"
 
 
 def _said(message: str, status: int) -> int:

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from fxpool import notices
-from fxpool.codecache.store import listing
-from fxpool.codecache.store.entry import is_hex_digest
+from fxpool.codecache.store import catalogue
+from fxpool.codecache.store.layout import is_hex_digest
 from fxpool.codecache.store.quarantine import Record
 from fxpool.dashboard import code_child, entry_view, web
 from fxpool.dashboard.pool_view import PoolView
@@ -189,13 +189,13 @@ class Application:
 
     async def _entry(self, key: str, name: str) -> Answer:
         def read() -> dict[str, Any] | None:
-            entry = listing.load(self.store.root, key, name)
+            entry = catalogue.load(self.store.root, key, name)
             if entry is None:
                 return None
             why = self.store.why(key, name)
             if why is None:
                 return entry_view.details(entry)
-            return entry_view.details(entry, listing.load(self.store.root, why[0].key, why[0].name), why[1])
+            return entry_view.details(entry, catalogue.load(self.store.root, why[0].key, why[0].name), why[1])
 
         details = await asyncio.to_thread(read)
         return _json(details) if details is not None else refusal(404, "the entry was removed or cannot be read")

@@ -52,7 +52,7 @@ async def generated_code(root: str, key: str, name: str) -> dict[str, Any]:
 def main(arguments: list[str]) -> int:
     # Here: torch takes seconds to import, and the page's own process never does.
     from fxpool.codecache.store.base_store import BaseStore
-    from fxpool.codecache.store.listing import load
+    from fxpool.codecache.store.catalogue import load
     from fxpool.errors import FxpoolError
     from fxpool.lowering.artifact.entry_parts import generated_code as code_of
 

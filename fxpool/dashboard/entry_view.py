@@ -17,15 +17,15 @@ _WIDTH = 400
 
 def details(entry: Entry, before: Entry | None = None, differing: Sequence[str] = ()) -> dict[str, Any]:
     """Return an entry as plain data; `before` is the entry that was nearest when it was made."""
-    meta, origin = entry.metadata, entry.metadata.origin
+    meta, source = entry.metadata, entry.metadata.source
     return {
         "key": entry.key,
         "name": entry.name,
         "label": meta.label,
-        "function": origin.name if origin is not None else "",
-        "place": origin.place if origin is not None else "",
-        "inputs": list(origin.inputs) if origin is not None else [],
-        "parameters": origin.parameters if origin is not None else 0,
+        "function": source.name,
+        "place": source.location,
+        "inputs": source.inputs,
+        "parameters": source.parameters,
         "created": meta.created,
         "seconds": meta.compile_seconds,
         "torch": meta.torch_version,

@@ -15,11 +15,9 @@ from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import msgspec
-
-from fxpool.codecache.store import contents, quarantine
+from fxpool.codecache.store import catalogue, quarantine
 from fxpool.codecache.store.blobs import check_directory
-from fxpool.codecache.store.listing import Listing, Row, Seen, why_made
+from fxpool.codecache.store.listing import Listing, Row, Scanned, why_made
 from fxpool.errors import StoreError
 
 __all__ = ["Contents", "StoreView"]
@@ -40,7 +38,7 @@ class Contents(NamedTuple):
 
     state: str
     reason: str
-    entries: list[Seen]
+    entries: list[Scanned]
     parts: dict[str, dict[str, int]] | None
     quarantined: list[quarantine.Record]
     took: float  # seconds
@@ -88,8 +86,8 @@ class StoreView:
         parts, quarantined = None, self.quarantined
         if begun - self._measured >= _MEASURE_SECONDS:
             with contextlib.suppress(OSError):
-                shares = contents.measure(self.root)
-                parts = {kind: {"files": one.files, "bytes": one.bytes} for kind, one in shares.items() if one.bytes}
+                sizes = catalogue.measure(self.root)
+                parts = {kind: {"files": one.files, "bytes": one.bytes} for kind, one in sizes.items() if one.bytes}
             quarantined = list(quarantine.scan(self.root))
         took = time.monotonic() - begun
         reason = "" if there else "the directory does not exist"
@@ -127,7 +125,7 @@ class StoreView:
             "reason": self.reason,
             "entries": len(rows),
             "unreadable": sum(not row.readable for row in rows),
-            "seconds": round(sum(row.seconds for row in rows), 3),
+            "seconds": round(sum(row.metadata.compile_seconds for row in rows), 3),
             "parts": self.parts,
             "served": self.served_count,
             "seconds_saved": round(self.seconds_saved, 3),
@@ -138,12 +136,12 @@ class StoreView:
     def _take(self, before: int) -> None:
         """Draw conclusions from rows that changed after `before`, and forget those of entries that are gone."""
         changed, removed = self.listing.since(before)
-        for row in sorted(changed, key=lambda one: one.created):
+        for row in sorted(changed, key=lambda one: one.metadata.created):
             which = (row.key, row.name)
             known = self._seen_uses.get(which)
             if known is None or row.uses < known:
                 self._add(row)
-                if row.readable and row.used > row.created + _LATER:
+                if row.readable and row.used > row.metadata.created + _LATER:
                     self._serve(row)
             elif row.uses > known:
                 self._serve(row)
@@ -155,15 +153,15 @@ class StoreView:
         self.reasons = +self.reasons
 
     def _serve(self, row: Row) -> None:
-        self.served.append((round(row.used, 3), row.seconds))
+        self.served.append((round(row.used, 3), row.metadata.compile_seconds))
         self.served_count += 1
-        self.seconds_saved += row.seconds
+        self.seconds_saved += row.metadata.compile_seconds
 
     def _add(self, row: Row) -> None:
         if not row.readable:
             return
         group = self._by_graph.setdefault(row.graph, [])
-        mine = (row.created, row.key, row.name)
+        mine = (row.metadata.created, row.key, row.name)
         at = bisect.bisect_left(group, mine)
         earlier = [self.listing.rows.get((key, name)) for _, key, name in group[max(0, at - _COMPARED) : at]]
         why = why_made(row, [one for one in earlier if one is not None])
@@ -175,8 +173,21 @@ class StoreView:
 
     def _shown(self, row: Row) -> dict[str, Any]:
         why = self._why.get((row.key, row.name))
-        shown = msgspec.structs.asdict(row)
-        for name in ("change", "digests", "parameters"):
-            del shown[name]
-        times = {name: round(shown[name], 3) for name in ("created", "used", "seconds")}
-        return {**shown, **times, "inputs": ", ".join(row.inputs), "why": why[1] if why is not None else []}
+        meta = row.metadata
+        return {
+            "key": row.key,
+            "name": row.name,
+            "readable": row.readable,
+            "label": meta.label,
+            "function": meta.source.name,
+            "place": meta.source.location,
+            "inputs": ", ".join(meta.source.inputs),
+            "torch": meta.torch_version,
+            "created": round(meta.created, 3),
+            "used": round(row.used, 3),
+            "seconds": round(meta.compile_seconds, 3),
+            "bytes": row.bytes,
+            "guards": row.guards,
+            "uses": row.uses,
+            "why": why[1] if why is not None else [],
+        }

@@ -164,7 +164,7 @@ def _origin(call: converting.Call) -> Origin:
 
 def _name(call: converting.Call) -> str:
     origin = _origin(call)
-    return f"{origin.name} ({origin.place})"
+    return f"{origin.name} ({origin.location})"
 
 
 def attempt_for(backend: Any) -> Attempt:

@@ -11,7 +11,8 @@ host's tool chain are kept.
 from __future__ import annotations
 
 from fxpool import notices
-from fxpool.codecache.store.store import LocalStore, StoredEntry
+from fxpool.codecache.store.catalogue import StoredEntry
+from fxpool.codecache.store.store import LocalStore
 from fxpool.errors import CorruptEntryError, StoreError
 from fxpool.lowering.artifact.content import content_of
 from fxpool.lowering.core.runtime import runtime

@@ -97,7 +97,7 @@ def add(attempt: Attempt, error: PoolError, origin: Origin | None = None) -> Non
     if limit:
         # The server's limit may be lower than this process's: the graph counts as tried under the higher one.
         value = max(value, runtime.limits(attempt.settings)[limit])
-    function = ", ".join(filter(None, (origin.name, origin.place))) if origin is not None else ""
+    function = origin.described if origin is not None else ""
     try:
         record = quarantine.add(
             store.root,

@@ -77,7 +77,7 @@ def _write(captured: Captured, directory: Path, settings: config.Settings) -> bo
     capture = captures.Capture(
         key=key.digest,
         label=request.label,
-        function=", ".join(filter(None, (origin.name, origin.place))) if origin is not None else "",
+        function=origin.described if origin is not None else "",
         devices=tuple(facts.name for facts in request.devices),
         system=dict(captured.system),
         request=request.dump(),

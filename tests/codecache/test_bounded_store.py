@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from fxpool.codecache.store import collector, contents
+from fxpool.codecache.store import catalogue, collector, layout
 from fxpool.codecache.store.bounds import Bounds
 from fxpool.codecache.store.entry import Entry
 from fxpool.codecache.store.store import LocalStore
@@ -69,7 +69,7 @@ CAP = 90
 
 
 def files(root: str) -> int:
-    return sum(share.files for kind, share in contents.measure(root).items() if kind != contents.FOREIGN)
+    return sum(share.files for kind, share in catalogue.measure(root).items() if kind != layout.FOREIGN)
 
 
 @pytest.mark.slow
@@ -151,7 +151,7 @@ def test_an_evictor_that_is_killed_leaves_misses_and_is_followed_by_another(tmp_
     bounded = LocalStore(root, Bounds(max_files=10, grace=0))
     bounded.publish(Entry(key="ab" * 32), {"so": b"x"})
     assert files(root) > 10, "the killed one's claim is respected"
-    claim = os.path.join(root, contents.CLAIM)
+    claim = os.path.join(root, layout.CLAIM)
     os.utime(claim, (time.time() - 3600,) * 2)
     bounded.publish(Entry(key="cd" * 32), {"so": b"y"})
     assert files(root) <= 10 and not os.path.exists(claim)

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from fxpool.codecache.store import blobs, collector, contents, demoted_stages, failed, layout, quarantine
+from fxpool.codecache.store import blobs, catalogue, collector, demoted_stages, failed, layout, quarantine
 from fxpool.codecache.store.blobs import BlobRef, StoreWriteError
 from fxpool.codecache.store.bounds import Bounds
 from fxpool.codecache.store.entry import Entry, Metadata
@@ -50,11 +50,11 @@ def used(store: LocalStore, entry: Entry, age: float) -> None:
 
 def files(root: str) -> int:
     """As `fxpool stats` counts them."""
-    return sum(share.files for kind, share in contents.measure(root).items() if kind != contents.FOREIGN)
+    return sum(share.files for kind, share in catalogue.measure(root).items() if kind != layout.FOREIGN)
 
 
 def size(root: str) -> int:
-    return sum(share.bytes for kind, share in contents.measure(root).items() if kind != contents.FOREIGN)
+    return sum(share.bytes for kind, share in catalogue.measure(root).items() if kind != layout.FOREIGN)
 
 
 def kept(store: LocalStore) -> list[int]:
@@ -120,7 +120,7 @@ def test_the_index_knows_what_measuring_says(tmp_path: Path) -> None:
     store.remove(key(0))
     quarantine.add(store.root, key(1), label="g", error="it died", log=None)
     done = collector.collect(store.root, Bounds())
-    known = Index(store.root).look(()).summary.size
+    known = Index(store.root).look(()).size
     assert known == done.before - done.freed
     # The claim was there when the directory was looked at, and the index grew.
     assert abs(known.files - files(store.root)) <= 2 and abs(known.bytes - size(store.root)) < 200_000
@@ -134,7 +134,7 @@ def test_what_others_wrote_is_noticed_part_by_part(tmp_path: Path) -> None:
         publish(other, n)
     for _ in range(130):
         publish(store, 0)
-    known = Index(store.root).look(()).summary.size
+    known = Index(store.root).look(()).size
     assert abs(known.files - files(store.root)) <= 2
 
 
@@ -197,7 +197,7 @@ def test_a_directory_that_stays_over_its_bounds_is_not_searched_each_time(
     for n in range(8):
         publish(store, n, age=0)
     assert len(looked) == 1
-    claim = os.path.join(store.root, contents.CLAIM)
+    claim = os.path.join(store.root, layout.CLAIM)
     os.utime(claim, (time.time() - 100,) * 2)
     publish(store, 8, age=0)
     assert len(looked) == 2

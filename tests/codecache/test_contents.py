@@ -12,7 +12,8 @@ from pathlib import Path
 import filelock
 import pytest
 
-from fxpool.codecache.store import contents, demoted_stages, quarantine
+from fxpool.codecache.store import demoted_stages, layout, quarantine, removal
+from fxpool.codecache.store.catalogue import measure
 from fxpool.codecache.store.entry import Entry
 from fxpool.codecache.store.store import LocalStore
 from fxpool.errors import UnsafeDirectoryError
@@ -59,22 +60,22 @@ def unused(root: Path) -> None:
 def test_sizes_are_those_of_du(root: Path) -> None:
     os.link(root / "toolchain" / "instruction-sets-1.json", root / "toolchain" / "again.json")
     (root / "mine.txt").write_text("not fxpool's")
-    found = contents.measure(str(root))
+    found = measure(str(root))
     assert sum(share.bytes for share in found.values()) == du(root)
     assert found["precompiled headers"].bytes > 4_000_000
     assert found["entries"].files == 3 and found["blobs"].files == 3
     assert found["quarantine"].files == 1 and found["set aside"].files == 1
-    assert found[contents.FOREIGN].files == 1
+    assert found[layout.FOREIGN].files == 1
 
 
 def test_nothing_is_nothing(tmp_path: Path) -> None:
-    assert sum(share.bytes for share in contents.measure(str(tmp_path / "none")).values()) == 0
+    assert sum(share.bytes for share in measure(str(tmp_path / "none")).values()) == 0
 
 
 def test_clear_leaves_nothing(root: Path) -> None:
     unused(root)
     before = du(root)
-    cleared = contents.clear(str(root))
+    cleared = removal.clear(str(root))
     assert list(root.iterdir()) == [] and cleared.in_use == []
     assert sum(share.bytes for share in cleared.removed.values()) == before - du(root)
     assert cleared.removed["entries"].files == 3 and cleared.removed["precompiled headers"].files == 5
@@ -83,9 +84,9 @@ def test_clear_leaves_nothing(root: Path) -> None:
 
 def test_clearing_everything_removes_the_directory_too(root: Path) -> None:
     headers = root / "toolchain" / "headers"
-    contents.clear(str(root))
+    removal.clear(str(root))
     assert [path.name for path in headers.iterdir()] == [f"{STEM}.h"], "used lately"
-    contents.clear(str(root), everything=True)
+    removal.clear(str(root), everything=True)
     assert not root.exists()
 
 
@@ -93,7 +94,7 @@ def test_everything_but_a_header_in_use_and_foreign_files(root: Path) -> None:
     (root / "notes.txt").write_text("precious")
     headers = root / "toolchain" / "headers"
     with filelock.FileLock(headers / f"{STEM}.lock"):
-        assert contents.clear(str(root), everything=True).in_use == [str(headers / STEM)]
+        assert removal.clear(str(root), everything=True).in_use == [str(headers / STEM)]
     assert {path.name for path in root.iterdir()} == {"notes.txt", "toolchain"}
 
 
@@ -101,10 +102,10 @@ def test_what_is_not_ours_stays(root: Path) -> None:
     unused(root)
     (root / "mine").mkdir()
     (root / "mine" / "notes.txt").write_text("precious")
-    cleared = contents.clear(str(root))
+    cleared = removal.clear(str(root))
     assert (root / "mine" / "notes.txt").read_text() == "precious"
     assert [path.name for path in root.iterdir()] == ["mine"]
-    assert cleared.left[contents.FOREIGN].files == 1
+    assert cleared.left[layout.FOREIGN].files == 1
 
 
 def test_what_a_link_leads_to_stays(root: Path, tmp_path: Path) -> None:
@@ -112,7 +113,7 @@ def test_what_a_link_leads_to_stays(root: Path, tmp_path: Path) -> None:
     (root / "toolchain").rename(tmp_path / "elsewhere")
     (root / "toolchain").symlink_to(tmp_path / "elsewhere")
     kept = sorted((tmp_path / "elsewhere").rglob("*"))
-    cleared = contents.clear(str(root))
+    cleared = removal.clear(str(root))
     assert sorted((tmp_path / "elsewhere").rglob("*")) == kept and list(root.iterdir()) == []
     assert cleared.in_use == []
 
@@ -121,7 +122,7 @@ def test_a_header_that_is_being_compiled_stays(root: Path) -> None:
     unused(root)
     headers = root / "toolchain" / "headers"
     with filelock.FileLock(headers / f"{STEM}.lock"):
-        cleared = contents.clear(str(root))
+        cleared = removal.clear(str(root))
     assert cleared.in_use == [str(headers / STEM)]
     assert sorted(path.name for path in headers.iterdir()) == [
         f"{STEM}.{end}" for end in ("h", "h.gch", "json", "lock")
@@ -136,15 +137,15 @@ def test_a_header_that_a_compiler_includes_stays(root: Path) -> None:
     program = [sys.executable, "-c", "import sys; print(flush=True); sys.stdin.read()", "-include", str(header)]
     with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as running:
         assert running.stdout is not None and running.stdout.readline()
-        cleared = contents.clear(str(root))
+        cleared = removal.clear(str(root))
         running.communicate(b"")
     assert len(cleared.in_use) == 1 and header.exists() and Path(f"{header}.gch").exists()
-    assert contents.clear(str(root)).in_use == [] and not header.exists()
+    assert removal.clear(str(root)).in_use == [] and not header.exists()
 
 
 def test_of_a_header_that_was_used_lately_a_line_stays(root: Path) -> None:
     """A worker that was told of it has not started its compiler yet: what it includes is there, as text."""
-    cleared = contents.clear(str(root))
+    cleared = removal.clear(str(root))
     left = [path for path in root.rglob("*") if path.is_file()]
     assert [path.name for path in left] == [f"{STEM}.h"] and cleared.in_use == []
     assert cleared.left["precompiled headers"].files == 1
@@ -153,5 +154,5 @@ def test_of_a_header_that_was_used_lately_a_line_stays(root: Path) -> None:
 def test_somebody_elses_is_not_cleared(root: Path) -> None:
     root.chmod(0o777)
     with pytest.raises(UnsafeDirectoryError):
-        contents.clear(str(root))
+        removal.clear(str(root))
     assert (root / "entries").exists()

@@ -9,38 +9,41 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fxpool.codecache.store.bounds import Bounds
-from fxpool.codecache.store.eviction import KeptBlob, KeptEntry, OtherFiles, Plan, Size, orphans, plan, sum_of
+from fxpool.codecache.store.catalogue import Size, StoredEntry, StoredFile, sum_of
+from fxpool.codecache.store.eviction import Plan, orphans, plan
 
 NOW, GRACE = 1000.0, 100.0
 
 
-def entry(key: str, used: float, *blobs: str, size: int = 10, seconds: float = 1.0) -> KeptEntry:
-    return KeptEntry(key, "n", Size(1, size), used, seconds, blobs)
+def entry(key: str, used: float, *blobs: str, size: int = 10, seconds: float = 1.0) -> StoredEntry:
+    return StoredEntry(f"entries/ab/{key}/n.entry", Size(1, size), used, seconds=seconds, blobs=blobs)
 
 
-def unreadable(key: str, used: float) -> KeptEntry:
-    return KeptEntry(key, "n", Size(1, 10), used, 0.0, None)
+def unreadable(key: str, used: float) -> StoredEntry:
+    return StoredEntry(f"entries/ab/{key}/n.entry", Size(1, 10), used)
 
 
-def blob(name: str, written: float = 0.0, size: int = 10) -> KeptBlob:
-    return KeptBlob(name, Size(1, size), written)
+def blob(name: str, written: float = 0.0, size: int = 10) -> StoredFile:
+    return StoredFile(f"blobs/ab/{name}", Size(1, size), written)
 
 
 def decide(
-    entries: Sequence[KeptEntry] = (),
-    blobs: Sequence[KeptBlob] = (),
-    others: Sequence[OtherFiles] = (),
+    entries: Sequence[StoredEntry] = (),
+    blobs: Sequence[StoredFile] = (),
+    others: Sequence[StoredFile] = (),
     rest: int = 0,
     **bounds: Any,
 ) -> Plan:
-    return plan(entries, blobs, others, Size(0, rest), Bounds(grace=GRACE, **bounds), NOW)
+    return plan(
+        entries, blobs, others, total((entries, blobs, others, Size(0, rest))), Bounds(grace=GRACE, **bounds), NOW
+    )
 
 
 def keys(removed: Plan) -> list[str]:
     return [one.key for one in removed.entries]
 
 
-def names(blobs: Sequence[KeptBlob]) -> list[str]:
+def names(blobs: Sequence[StoredFile]) -> list[str]:
     return [one.name for one in blobs]
 
 
@@ -121,7 +124,7 @@ def test_an_unreadable_entry_may_need_what_is_not_younger() -> None:
 
 
 def test_other_files_age_as_entries_do() -> None:
-    others = [OtherFiles("slower/a", Size(1, 10), 5.0), OtherFiles("headers/h", Size(3, 150), 15.0)]
+    others = [StoredFile("slower/a", Size(1, 10), 5.0), StoredFile("headers/h", Size(3, 150), 15.0)]
     removed = decide([entry("a", 10), entry("b", 20)], others=others, max_files=4)
     assert [one.path for one in removed.others] == ["slower/a", "headers/h"] and keys(removed) == ["a"]
 
@@ -140,31 +143,38 @@ times = st.floats(0, NOW + 2 * GRACE)
 sizes = st.builds(Size, st.just(1), st.integers(0, 50))
 entry_lists = st.lists(
     st.builds(
-        KeptEntry,
-        st.sampled_from("abcdefghijkl"),
-        st.just("n"),
+        StoredEntry,
+        st.sampled_from("abcdefghijkl").map("entries/ab/{}/n.entry".format),
         sizes,
         times,
-        st.floats(0, 10),
-        st.none() | st.lists(blob_names, max_size=3).map(tuple),
+        seconds=st.floats(0, 10),
+        blobs=st.none() | st.lists(blob_names, max_size=3).map(tuple),
     ),
     max_size=12,
     unique_by=lambda one: one.key,
 )
-blob_lists = st.lists(st.builds(KeptBlob, blob_names, sizes, times), max_size=6, unique_by=lambda one: one.name)
+blob_lists = st.lists(
+    st.builds(StoredFile, blob_names.map("blobs/ab/{}".format), sizes, times),
+    max_size=6,
+    unique_by=lambda one: one.name,
+)
 other_lists = st.lists(
-    st.builds(OtherFiles, st.sampled_from("123456"), sizes, times), max_size=4, unique_by=lambda one: one.path
+    st.builds(StoredFile, st.sampled_from("123456"), sizes, times), max_size=4, unique_by=lambda one: one.path
 )
 limits = st.builds(
     Bounds, st.none() | st.integers(0, 400), st.none() | st.integers(0, 20), st.just(0.0), st.just(GRACE)
 )
 directories = st.tuples(entry_lists, blob_lists, other_lists, st.builds(Size, st.integers(0, 3), st.integers(0, 60)))
-Directory = tuple[list[KeptEntry], list[KeptBlob], list[OtherFiles], Size]
+Directory = tuple[Sequence[StoredEntry], Sequence[StoredFile], Sequence[StoredFile], Size]
 
 
 def total(directory: Directory) -> Size:
     entries, blobs, others, rest = directory
     return sum_of([*(e.size for e in entries), *(b.size for b in blobs), *(o.size for o in others), rest])
+
+
+def decided(directory: Directory, bounds: Bounds) -> Plan:
+    return plan(*directory[:3], total(directory), bounds, NOW)
 
 
 def after(directory: Directory, removed: Plan) -> Directory:
@@ -183,19 +193,19 @@ def lately(when: float) -> bool:
 
 @given(directories, limits)
 def test_what_stays_is_whole_and_what_was_in_use_stays(directory: Directory, bounds: Bounds) -> None:
-    removed = plan(*directory, bounds, NOW)
+    removed = decided(directory, bounds)
     entries, blobs, _, _ = after(directory, removed)
     there = {one.name for one in directory[1]}
     left = {one.name for one in blobs}
     for one in entries:
         assert not (set(one.blobs or ()) & there) - left, "an entry that stays has lost a blob"
-    gone = [*(one.used for one in removed.entries), *(one.written for one in removed.blobs)]
+    gone = [*(one.used for one in removed.entries), *(one.used for one in removed.blobs)]
     assert not any(map(lately, [*gone, *(one.used for one in removed.others)]))
 
 
 @given(directories, limits)
 def test_it_says_what_it_frees_and_whether_that_is_enough(directory: Directory, bounds: Bounds) -> None:
-    removed = plan(*directory, bounds, NOW)
+    removed = decided(directory, bounds)
     for group in (removed.entries, removed.blobs, removed.others):
         assert len(set(map(repr, group))) == len(group), "removed twice"
     left = after(directory, removed)
@@ -207,7 +217,7 @@ def test_it_says_what_it_frees_and_whether_that_is_enough(directory: Directory, 
 
 @given(directories, limits)
 def test_least_recently_used_first(directory: Directory, bounds: Bounds) -> None:
-    removed = plan(*directory, bounds, NOW)
+    removed = decided(directory, bounds)
     times = [one.used for one in removed.entries]
     assert times == sorted(times)
     if times:
@@ -217,16 +227,16 @@ def test_least_recently_used_first(directory: Directory, bounds: Bounds) -> None
 
 @given(directories, limits)
 def test_a_directory_that_was_brought_within_its_bounds_loses_no_more(directory: Directory, bounds: Bounds) -> None:
-    first = plan(*directory, bounds, NOW)
-    again = plan(*after(directory, first), bounds, NOW)
+    first = decided(directory, bounds)
+    again = decided(after(directory, first), bounds)
     assert again.entries == [] and again.others == []
 
 
 @given(directories, limits)
 def test_the_order_of_a_listing_decides_nothing(directory: Directory, bounds: Bounds) -> None:
     entries, blobs, others, rest = directory
-    one = plan(entries, blobs, others, rest, bounds, NOW)
-    two = plan(entries[::-1], blobs[::-1], others[::-1], rest, bounds, NOW)
+    one = decided(directory, bounds)
+    two = decided((entries[::-1], blobs[::-1], others[::-1], rest), bounds)
     assert one.entries == two.entries and one.others == two.others
     assert {blob.name for blob in one.blobs} == {blob.name for blob in two.blobs}
 
@@ -234,7 +244,7 @@ def test_the_order_of_a_listing_decides_nothing(directory: Directory, bounds: Bo
 @given(directories, limits)
 def test_it_stops_when_it_has_enough(directory: Directory, bounds: Bounds) -> None:
     """Without the last entry that goes, the directory would be above the low watermark."""
-    removed = plan(*directory, bounds, NOW)
+    removed = decided(directory, bounds)
     others_age_too = removed.others or any(one.blobs is None for one in directory[0])
     if not removed.entries or removed.over or others_age_too:
         return

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fxpool.codecache.store import contents, host_statistics
+from fxpool.codecache.store import catalogue, host_statistics, layout, removal
 from fxpool.codecache.store.host_statistics import Totals
 
 DAY = 86400.0
@@ -115,6 +115,6 @@ def test_only_what_is_new_is_added() -> None:
 
 def test_it_is_part_of_the_directory_and_is_cleared(root: str) -> None:
     host_statistics.add(root, one(), NOW)
-    assert contents.measure(root)[contents.FOREIGN].files == 0
-    contents.clear(root)
+    assert catalogue.measure(root)[layout.FOREIGN].files == 0
+    removal.clear(root)
     assert total(root).processes == 0

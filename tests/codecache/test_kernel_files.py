@@ -13,7 +13,7 @@ import zstandard
 
 from fxpool.codecache.key.components import ORDER
 from fxpool.codecache.key.key import GraphKey
-from fxpool.codecache.store import collector, contents
+from fxpool.codecache.store import catalogue, collector, removal
 from fxpool.codecache.store.bounds import Bounds
 from fxpool.codecache.store.entry import Component, Entry
 from fxpool.codecache.store.kernel_files import KernelFiles
@@ -113,12 +113,12 @@ def test_a_scratch_directory_that_was_removed_stays_removed(tmp_path: Path) -> N
 
 def test_they_are_measured_and_cleared(store: LocalStore, files: KernelFiles) -> None:
     files.keep(os.urandom(100_000), "kernel", "1")
-    share = contents.measure(store.root)["kernels"]
+    share = catalogue.measure(store.root)["kernels"]
     assert share.files == 1 and share.bytes > 100_000
     store.clear()
     assert files.find("kernel", "1") is None and not Path(store.root, "kernels").exists()
     files.keep(b"code", "kernel", "1")
-    assert contents.clear(store.root).removed["kernels"].files == 1 and files.find("kernel", "1") is None
+    assert removal.clear(store.root).removed["kernels"].files == 1 and files.find("kernel", "1") is None
 
 
 def test_those_unused_for_longest_are_evicted_first(store: LocalStore, files: KernelFiles) -> None:
@@ -127,7 +127,7 @@ def test_those_unused_for_longest_are_evicted_first(store: LocalStore, files: Ke
         for path in paths(store):
             os.utime(path, (path.stat().st_atime, path.stat().st_mtime - 100))
     assert files.find("kernel", "0") is not None  # now the one that was used last
-    size = contents.measure(store.root)["kernels"].bytes
+    size = catalogue.measure(store.root)["kernels"].bytes
     collected = collector.collect(store.root, Bounds(max_bytes=size // 2, max_files=None, grace=0))
     assert 3 <= collected.others <= 6
     assert files.find("kernel", "0") is not None and files.find("kernel", "7") is not None

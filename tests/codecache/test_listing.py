@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from fxpool.codecache.store import listing
+from fxpool.codecache.store import catalogue
+from fxpool.codecache.store.catalogue import load
 from fxpool.codecache.store.entry import Component, Entry, Metadata, Origin, decode_entry
-from fxpool.codecache.store.listing import Listing, Row, load, why_made
+from fxpool.codecache.store.listing import Listing, Row, why_made
 from fxpool.codecache.store.store import LocalStore
 
 
@@ -37,14 +38,15 @@ def test_what_is_new_or_gone_is_told_once(store: LocalStore) -> None:
     first = publish(store, 1)
     assert seen.look() and not seen.look()
     ((row,), removed) = seen.since(0)
-    assert (row.label, row.function, row.place, row.seconds) == ("graph 1", "step", "train.py:3", 2.0)
-    assert row.bytes > 100 and row.inputs == ["float32[8]"] and removed == []
+    meta = row.metadata
+    assert (meta.label, meta.source.described, meta.compile_seconds) == ("graph 1", "step, train.py:3", 2.0)
+    assert row.bytes > 100 and meta.source.inputs == ["float32[8]"] and removed == []
     latest = seen.latest
     publish(store, 2)
     store.remove(first.key)
     assert seen.look()
     ((row,), removed) = seen.since(latest)
-    assert row.label == "graph 2" and removed == [(first.key, first.name)]
+    assert row.metadata.label == "graph 2" and removed == [(first.key, first.name)]
 
 
 def test_a_use_is_seen_without_reading(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,7 +60,7 @@ def test_a_use_is_seen_without_reading(store: LocalStore, monkeypatch: pytest.Mo
         reads.append(data)
         return decode_entry(data)
 
-    monkeypatch.setattr(listing, "decode_entry", read)
+    monkeypatch.setattr(catalogue, "decode_entry", read)
     os.utime(path, (path.stat().st_atime, path.stat().st_mtime + 5))
     assert seen.look()
     ((row,), _) = seen.since(0)
@@ -82,8 +84,9 @@ def test_what_can_t_be_read_is_listed_as_such(store: LocalStore) -> None:
         load(store.root, "../../etc/passwd", entry.name)
 
 
-def row(number: int, **digests: str) -> Row:
-    return Row(key=str(number), name="n", label="g", function="step", created=float(number), digests=digests)
+def row(number: int, function: str = "step", **digests: str) -> Row:
+    metadata = Metadata("g", created=float(number), origin=Origin(function=function))
+    return Row(key=str(number), name="n", metadata=metadata, digests=digests)
 
 
 def test_why_an_entry_was_made() -> None:
@@ -92,6 +95,5 @@ def test_why_an_entry_was_made() -> None:
     assert why_made(second, [first, third]) == (first, ["graph", "inputs"])
     assert why_made(third, [first, second]) == (second, ["graph"]), "of two as near, the later one"
     assert why_made(row(4, graph="a", inputs="a"), [first]) == (first, ["guards"])
-    other = row(0, graph="a", inputs="a")
-    other.function = "another"
+    other = row(0, "another", graph="a", inputs="a")
     assert why_made(first, [other]) is None

@@ -17,7 +17,7 @@ import msgspec
 import pytest
 
 from fxpool.codecache.store import blobs as blob_files
-from fxpool.codecache.store import parts
+from fxpool.codecache.store import catalogue, layout
 from fxpool.codecache.store import store as store_module
 from fxpool.codecache.store.blobs import BlobRef, StoreWriteError, check_directory
 from fxpool.codecache.store.entry import Component, Entry, Metadata, OtherVersionError, decode_entry, encode_entry
@@ -313,7 +313,7 @@ def test_the_pile_of_damaged_files_is_bounded(store: LocalStore, monkeypatch: py
 # ---------------------------------------------------------------- others
 
 
-@pytest.mark.parametrize("part", sorted(parts.DIRECTORIES))
+@pytest.mark.parametrize("part", sorted(layout.DIRECTORIES))
 @pytest.mark.parametrize("mode", [0o777, 0o775, 0o1777])
 def test_a_directory_in_it_that_others_can_write_to_is_refused(store: LocalStore, part: str, mode: int) -> None:
     entry = store.publish(make_entry(), {"so": b"x"})
@@ -524,9 +524,9 @@ def test_scan_remove_clear(store: LocalStore) -> None:
     found = list(store.scan())
     entries = [one.entry for one in found if one.entry is not None]
     assert [(one.key, one.name) for one in found] == [(entry.key, entry.name) for entry in entries]
-    assert len(found) == 3 and all(one.size == os.path.getsize(one.path) for one in found)
-    assert {blob.ref for blob in store.scan_blobs()} == {BlobRef.of(b"1"), BlobRef.of(b"2")}
-    assert store.sizes()["bytes"] == sum(one.size for one in found) + 2
+    assert len(found) == 3 and all(one.bytes == os.path.getsize(os.path.join(store.root, one.path)) for one in found)
+    assert {blob.name for blob in catalogue.blobs(store.root)} == {BlobRef.of(b"1").name, BlobRef.of(b"2").name}
+    assert store.sizes()["bytes"] == sum(one.bytes for one in found) + 2
     assert store.remove(KEY, first.name) == 1 and store.remove(KEY) == 1 and store.remove(KEY) == 0
     assert not os.path.exists(os.path.dirname(entry_file(store, first)))
     assert store.remove_blob(BlobRef.of(b"2")) and not store.remove_blob(BlobRef.of(b"2"))

@@ -18,15 +18,15 @@ from typing import Any
 
 import pytest
 
-from fxpool.codecache.store import collector, contents, index, layout
+from fxpool.codecache.store import catalogue, collector, index, layout
 from fxpool.codecache.store.bounds import Bounds
+from fxpool.codecache.store.catalogue import Part, Size, StoredEntry
 from fxpool.codecache.store.entry import Entry
-from fxpool.codecache.store.eviction import Size
-from fxpool.codecache.store.index import EntryFacts, Index, IndexUnusableError, Part
+from fxpool.codecache.store.index import Index, IndexUnusableError
 from fxpool.codecache.store.store import LocalStore
 
 KEYS = [f"{n:064x}" for n in range(12)]
-FACTS = EntryFacts((1, 2, 3, 4), 0.5, ("ab-1", "cd-2"))
+ENTRY = StoredEntry("entries/ab/k/n.entry", Size(1, 512), 0.0, (1, 2, 3, 4), 0.5, ("ab-1", "cd-2"))
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +57,7 @@ def file_of(store: LocalStore) -> Path:
 
 
 def known(store: LocalStore) -> Size:
-    return Index(store.root).look(()).summary.size
+    return Index(store.root).look(()).size
 
 
 def whole(store: LocalStore) -> int:
@@ -78,24 +78,24 @@ def is_used_and_right(store: LocalStore) -> None:
 def test_there_and_back(tmp_path: Path) -> None:
     memory = Index(str(tmp_path))
     assert not memory.exists()
-    part = Part("entries/ab", Size(3, 4096), {"entries/ab/k/n.entry": FACTS})
-    summary = memory.keep([part, Part("blobs/ab", Size(1, 512))], entries_evicted=2, bytes_evicted=10)
+    part = Part("entries/ab", Size(3, 4096), [ENTRY])
+    summary = memory.update([part, Part("blobs/ab", Size(1, 512))], evicted=Size(2, 10))
     assert memory.exists() and summary.size == Size(4, 4608)
-    memory.keep([], entries_evicted=1, bytes_evicted=5)
+    memory.update([], evicted=Size(1, 5))
     look = Index(str(tmp_path)).look(["entries/ab", "entries/cd"])
-    assert look.entries == dict(part.entries) and look.summary.size == Size(4, 4608)
-    assert (look.summary.evicted_entries, look.summary.evicted_bytes) == (3, 15)
-    assert memory.look(["entries/cd"]).entries == {} and memory.look().entries == dict(part.entries)
-    assert memory.keep([Part("entries/ab", Size(1, 1), {})]).size == Size(2, 513)
+    assert look.entries == {ENTRY.path: ENTRY.facts} and look.size == Size(4, 4608)
+    assert look.evicted == Size(3, 15)
+    assert memory.look(["entries/cd"]).entries == {} and memory.look().entries == look.entries
+    assert memory.update([Part("entries/ab", Size(1, 1))]).size == Size(2, 513)
     assert memory.look().entries == {}
     memory.forget(["entries/ab"])
-    assert memory.look().summary.size == Size(1, 512)
+    assert memory.look().size == Size(1, 512)
 
 
 def test_it_is_ours_alone(tmp_path: Path) -> None:
     old = os.umask(0)
     try:
-        Index(str(tmp_path)).keep([Part("rest", Size(1, 1))])
+        Index(str(tmp_path)).update([Part("rest", Size(1, 1))])
         connection = sqlite3.connect(tmp_path / "index" / "index.sqlite")  # its other files are there while it is open
         connection.execute("SELECT * FROM parts").fetchall()
         for path in [tmp_path / "index", *(tmp_path / "index").iterdir()]:
@@ -107,7 +107,7 @@ def test_it_is_ours_alone(tmp_path: Path) -> None:
 
 def test_it_makes_no_cache_directory(tmp_path: Path) -> None:
     with pytest.raises(IndexUnusableError):
-        Index(str(tmp_path / "gone")).keep([])
+        Index(str(tmp_path / "gone")).update([])
     assert not (tmp_path / "gone").exists()
 
 
@@ -209,8 +209,8 @@ def test_damaged_bytes_do_no_harm(store: LocalStore) -> None:
 def _age_all(store: LocalStore) -> None:
     """So that only what the entries name protects the blobs."""
     when = time.time() - 10_000
-    for path in layout.blob_paths(store.root):
-        os.utime(path, (when, when))
+    for blob in catalogue.blobs(store.root):
+        os.utime(os.path.join(store.root, blob.path), (when, when))
 
 
 def test_rows_with_damaged_references_are_not_believed(store: LocalStore) -> None:
@@ -266,7 +266,7 @@ def test_without_any_index_the_directory_is_looked_at_now_and_then(
     def unusable(*args: Any, **keywords: Any) -> Any:
         raise IndexUnusableError("no SQLite here")
 
-    for name in ("look", "keep", "forget"):
+    for name in ("look", "update", "forget"):
         monkeypatch.setattr(Index, name, unusable)
     looked: list[str] = []
     real = collector._scan
@@ -280,7 +280,7 @@ def test_without_any_index_the_directory_is_looked_at_now_and_then(
     for n in range(3):
         store.publish(Entry(key=KEYS[n], guards=[n]), {})
     assert len(looked) == 1 and store.counters()["evicted"] >= 6
-    os.utime(Path(store.root) / contents.CLAIM, (time.time() - 700,) * 2)
+    os.utime(Path(store.root) / layout.CLAIM, (time.time() - 700,) * 2)
     store.publish(Entry(key=KEYS[4], guards=[4]), {})
     assert len(looked) == 2 and store.counters()["eviction_failed"] == 0
 
@@ -332,8 +332,8 @@ def test_locks_that_do_nothing_and_listings_that_are_late(store: LocalStore, mon
 def test_a_later_look_at_a_part_stays(tmp_path: Path) -> None:
     """Who evicts has looked before those who published meanwhile; a look from the future is of another clock."""
     memory, now = Index(str(tmp_path)), time.time()
-    memory.keep([Part("blobs/ab", Size(5, 50), seen=now - 10)])
-    assert memory.keep([Part("blobs/ab", Size(4, 40), seen=now - 20)]).size == Size(5, 50)
-    assert memory.keep([Part("blobs/ab", Size(6, 60), seen=now - 5)]).size == Size(6, 60)
-    memory.keep([Part("blobs/ab", Size(7, 70), seen=now + 3600)])
-    assert memory.keep([Part("blobs/ab", Size(8, 80), seen=now)]).size == Size(8, 80)
+    memory.update([Part("blobs/ab", Size(5, 50), seen=now - 10)])
+    assert memory.update([Part("blobs/ab", Size(4, 40), seen=now - 20)]).size == Size(5, 50)
+    assert memory.update([Part("blobs/ab", Size(6, 60), seen=now - 5)]).size == Size(6, 60)
+    memory.update([Part("blobs/ab", Size(7, 70), seen=now + 3600)])
+    assert memory.update([Part("blobs/ab", Size(8, 80), seen=now)]).size == Size(8, 80)

@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import fxpool
-from fxpool.codecache.store import quarantine
+from fxpool.codecache.store import catalogue, quarantine
 from fxpool.codecache.store.entry import FORMAT_VERSION, Component, Entry, Metadata, Origin, decode_entry, encode_entry
 from fxpool.codecache.store.store import LocalStore
 from fxpool.commands.main import main
@@ -135,7 +135,7 @@ def test_sizes_are_true(store: LocalStore) -> None:
 
 def age(store: LocalStore) -> None:
     """What was published just now is in use; make it old, the first entries most."""
-    paths = [one.path for one in store.scan()] + [one.path for one in store.scan_blobs()]
+    paths = [os.path.join(store.root, one.path) for one in (*store.scan(), *catalogue.blobs(store.root))]
     for number, path in enumerate(paths):
         os.utime(path, (time.time() - 10_000 + number,) * 2)
 

@@ -12,7 +12,7 @@ import torch
 from click.testing import CliRunner, Result
 
 import fxpool
-from fxpool.codecache.store import host_statistics
+from fxpool.codecache.store import catalogue, host_statistics
 from fxpool.codecache.store.entry import Component, Entry, Metadata
 from fxpool.codecache.store.store import LocalStore
 from fxpool.commands.main import main
@@ -88,18 +88,18 @@ def test_cache_rm_leaves_what_others_use(store: LocalStore) -> None:
     assert store.complete(stored.entry)
     # An entry that cannot be read may need any blob.
     unreadable = next(other for other in store.scan() if other.key != stored.key)
-    Path(unreadable.path).write_bytes(b"of another version")
+    Path(store.root, unreadable.path).write_bytes(b"of another version")
     assert "removed 1 entry and 0 blobs" in run("cache", "rm", stored.key, "--yes").output
 
 
 def test_cache_rm_of_nothing_or_of_too_much(store: LocalStore, tmp_path: Path) -> None:
     for key in ("zz", ""):
         result = run("cache", "rm", key, "--yes")
-        assert result.exit_code == 2 and f"{key!r}: no entry has a key that starts like this" in result.stderr
+        assert result.exit_code == 2 and f"no entry has a key that starts with {key!r}" in result.stderr
     store.publish(Entry(key="ab" * 32, components=[]), {})
     store.publish(Entry(key="ab" * 31 + "ac", components=[]), {})
     result = run("cache", "rm", "abab", "--yes")
-    assert result.exit_code == 2 and "2 keys start like this: ababab" in result.stderr
+    assert result.exit_code == 2 and "2 keys start with 'abab'\n  ababab" in result.stderr
     store.clear()
     assert store.sizes()["entries"] == 0
     assert run("cache", "rm", "ab").exit_code == 2
@@ -129,13 +129,13 @@ def test_cache_show_of_nothing_or_of_too_much(store: LocalStore) -> None:
 
 def test_cache_verify_finds_damage(store: LocalStore) -> None:
     assert run("cache", "verify").exit_code == 0
-    blob = next(store.scan_blobs())
-    Path(blob.path).write_bytes(b"something else")
+    blob = next(catalogue.blobs(store.root))
+    Path(store.root, blob.path).write_bytes(b"something else")
     entry = next(store.scan())
-    Path(entry.path).write_bytes(b"no entry")
+    Path(store.root, entry.path).write_bytes(b"no entry")
     result = run("cache", "verify")
     assert result.exit_code == 1
-    assert "1 unreadable" in result.output and "unreadable: " + entry.path in result.output
+    assert "1 unreadable" in result.output and f"unreadable: {store.root}/{entry.path}" in result.output
 
 
 def test_cache_clear_asks(store: LocalStore) -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import fxpool
-from fxpool.codecache.store import contents
+from fxpool.codecache.store import catalogue, layout
 from fxpool.codecache.store.entry import Origin
 from fxpool.codecache.store.store import LocalStore
 from fxpool.torch_compat.dynamo import frames
@@ -69,12 +69,12 @@ def test_a_model_its_function_its_inputs_and_a_break(shared_pool: Path, cache: P
         torch.compile(Toy(), backend="fxpool")(torch.ones(2, 3))
     first, rest = origins(cache)
     assert (first.name, first.parameters, first.inputs, first.resumed) == ("Toy.forward", 3, ["float32[2, 3]"], False)
-    assert first.place.endswith(f"test_origins.py:{line_of('def forward(self, x: torch.Tensor)')}")
+    assert first.location.endswith(f"test_origins.py:{line_of('def forward(self, x: torch.Tensor)')}")
     assert not first.file.startswith("/"), "no path of this host's"
     assert (rest.name, rest.parameters, rest.inputs, rest.resumed) == ("Toy.forward", 0, ["float32[2, 4]"], True)
-    assert rest.place.endswith(f"test_origins.py:{line_of('graph_break()')} on")
+    assert rest.location.endswith(f"test_origins.py:{line_of('graph_break()')} on")
     # All that a compile leaves is known to who measures and clears.
-    assert contents.measure(str(cache))[contents.FOREIGN].files == 0
+    assert catalogue.measure(str(cache))[layout.FOREIGN].files == 0
 
 
 @pytest.mark.slow

@@ -25,6 +25,7 @@ from processes import HERE, run_python
 from torch.utils import cpp_extension
 
 from fxpool.codecache.key import source_toolchain
+from fxpool.codecache.store import catalogue
 from fxpool.codecache.store.store import LocalStore
 from fxpool.lowering.artifact.content import content_of
 from fxpool.lowering.artifact.entry_parts import generated_code
@@ -238,8 +239,8 @@ class TestBuilds:
     ) -> None:
         first = build("cuda", cuda_options(nvcc))
         made = len(nvcc.calls())
-        for blob in store.scan_blobs():
-            Path(blob.path).write_bytes(b"\x7fELF")
+        for blob in catalogue.blobs(store.root):
+            Path(store.root, blob.path).write_bytes(b"\x7fELF")
         assert len(build("cuda", cuda_options(nvcc))) == len(first)
         assert len(nvcc.calls()) == 2 * made
 
