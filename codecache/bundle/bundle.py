@@ -211,7 +211,7 @@ def restore(file: BinaryIO, contents: Contents, store: LocalStore) -> Restored:
 
     Blobs come first, so an entry that others see has them. Raises StoreError (StoreWriteError), BundleError.
     """
-    missing = [record for (key, name), record in contents.entries.items() if not _has(store, key, name)]
+    missing = [record for (key, name), record in contents.entries.items() if store.entry(key, name) is None]
     blobs = {ref for record in missing for ref in record.blobs}
     written = 0
     for ref in contents.blobs:
@@ -229,7 +229,3 @@ def restore_bytes(data: bytes, name: str, store: LocalStore) -> Restored:
     contents = bundle_file.verify(file, name)
     check_needs([contents], store)
     return restore(file, contents, store)
-
-
-def _has(store: LocalStore, key: str, name: str) -> bool:
-    return any(entry.name == name and store.complete(entry) for entry in store.entries(key))

@@ -1,20 +1,21 @@
 """Cache the results of slow probes beside the graphs. A result is valid while the probed file is unchanged.
 
-    <root>/toolchain/<digest of question and file>.json
-
 A file counts as unchanged while its real path, device, inode, size and times are the same. Answers contain no paths.
 If an answer can't be read, the probe runs again; if it can't be written, the next process runs the probe again. Neither
-is an error.
+is an error. Answers are records (`codecache.store.records`), by the digest of question and file.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 from collections.abc import Sequence
 
-from fxpool.codecache.store.blobs import check_directory, read_stored, write_private
+import msgspec
+
+from fxpool.codecache.store.records import Records
 from fxpool.errors import StoreError
 
 Identity = tuple["str | int", ...]
@@ -27,28 +28,23 @@ def identity_of(path: str) -> Identity:
     return real, status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
+def _decode(content: bytes, _: float) -> dict[str, str]:
+    return msgspec.json.decode(content, type=dict[str, str])
+
+
+_answers: Records[dict[str, str]] = Records("toolchain", msgspec.json.encode, _decode, suffix=".json")
+
+
 def read(root: str | None, question: Sequence[str], identity: Identity) -> dict[str, str] | None:
     """Return the stored answer to a question about a file; None without an answer or if the directory is unsafe."""
-    if root is None:
-        return None
-    try:
-        check_directory(root)
-        answer = json.loads(read_stored(_place(root, question, identity))[0])
-    except (OSError, StoreError, ValueError):
-        return None
-    sound = isinstance(answer, dict) and all(isinstance(value, str) for value in answer.values())
-    return answer if sound else None
+    return _answers.find(root, _key(question, identity)) if root is not None else None
 
 
 def write(root: str | None, question: Sequence[str], identity: Identity, answer: dict[str, str]) -> None:
     """Store an answer for the next process. Failures to write are ignored."""
-    if root is None:
-        return
-    try:
-        check_directory(root)
-        write_private(_place(root, question, identity), json.dumps(answer).encode())
-    except StoreError:
-        pass
+    if root is not None:
+        with contextlib.suppress(StoreError):
+            _answers.add(root, _key(question, identity), answer)
 
 
 class FactCache:
@@ -64,6 +60,5 @@ class FactCache:
         write(self._root, question, identity, answer)
 
 
-def _place(root: str, question: Sequence[str], identity: Identity) -> str:
-    digest = hashlib.sha256(json.dumps([list(question), list(identity)]).encode()).hexdigest()
-    return os.path.join(root, "toolchain", f"{digest}.json")
+def _key(question: Sequence[str], identity: Identity) -> str:
+    return hashlib.sha256(json.dumps([list(question), list(identity)]).encode()).hexdigest()

@@ -14,8 +14,6 @@ listing           lists entries repeatedly, for the dashboard
 removal           removes all files of a directory, or precompiled headers
 host_statistics   counts of all processes with this directory, by day
 quarantine        graphs that killed workers, and the limits they exceeded
-failed            levels at which a graph can't be compiled for the cache
-demoted_stages    stages that were measured slower than the one before
-lowered_graphs    entries by the graphs that AOTAutograd makes
+records           small records of failed levels, demoted stages and more
 kernel_files      compiled kernels by content, for the graphs that come later
 """

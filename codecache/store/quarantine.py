@@ -6,7 +6,7 @@ If a limit ended the worker, the graph is compiled again as soon as a higher lim
     <root>/quarantine/<key>.log     the end of its last worker's output
 
 The key covers everything that a compile depends on, so another version of torch, compiler or processor tries again.
-Records are data and never run as code; unreadable records are ignored.
+Unreadable records are ignored.
 """
 
 from __future__ import annotations
@@ -18,14 +18,12 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from fxpool.codecache.store.blobs import check_directory, read_stored, write_private
-from fxpool.codecache.store.layout import is_hex_digest
-from fxpool.errors import StoreError
+from fxpool.codecache.store.blobs import check_directory, write_private
+from fxpool.codecache.store.records import Records
 
 __all__ = ["Record", "add", "find", "release", "scan"]
 
-_DIRECTORY = "quarantine"
-_LOG_KEPT = 64 << 10
+_LOG_BYTES = 64 << 10
 
 
 class Record(msgspec.Struct, omit_defaults=True):
@@ -57,16 +55,12 @@ class Record(msgspec.Struct, omit_defaults=True):
         return not self.limit or limits.get(self.limit, 0.0) <= self.value
 
 
-def find(root: str, key: str) -> Record | None:
-    """Return the record of a graph, or None."""
-    path = _path(root, key, "json")
-    if not os.path.exists(path):  # the usual case, before anything that costs more
-        return None
-    try:
-        check_directory(root)
-        return msgspec.json.decode(read_stored(path)[0], type=Record)
-    except (OSError, StoreError, msgspec.MsgspecError):
-        return None
+def _decode(content: bytes, _: float) -> Record:
+    return msgspec.json.decode(content, type=Record)
+
+
+_records: Records[Record] = Records("quarantine", msgspec.json.encode, _decode, suffix=".json")
+find = _records.find
 
 
 def add(
@@ -88,39 +82,31 @@ def add(
     before = find(root, key)
     if before is not None and limit and (not before.limit or (before.limit == limit and before.value > value)):
         return before
-    kept = ""
+    copy = ""
     if log is not None:
         with contextlib.suppress(OSError), open(log, "rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - _LOG_KEPT))
-            write_private(_path(root, key, "log"), file.read())
-            kept = _path(root, key, "log")
-    record = Record(key, label, error, time.time(), kept, limit, value, function)
-    write_private(_path(root, key, "json"), msgspec.json.encode(record))
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _LOG_BYTES))
+            write_private(_log_path(root, key), file.read())
+            copy = _log_path(root, key)
+    record = Record(key, label, error, time.time(), copy, limit, value, function)
+    _records.add(root, key, record)
     return record
 
 
 def scan(root: str) -> Iterator[Record]:
     """Yield all readable records, oldest first."""
-    try:
-        names = os.listdir(os.path.join(root, _DIRECTORY))
-    except OSError:
-        return
-    records = [find(root, name[: -len(".json")]) for name in names if name.endswith(".json")]
+    records = [find(root, key) for key in _records.keys(root)]
     yield from sorted((record for record in records if record is not None), key=lambda record: record.when)
 
 
 def release(root: str, key: str) -> bool:
     """Release a graph; return whether it was in quarantine. Raises ValueError for an invalid key, OSError."""
-    try:
-        os.unlink(_path(root, key, "json"))
-    except FileNotFoundError:
+    if not _records.remove(root, key):
         return False
     with contextlib.suppress(FileNotFoundError):
-        os.unlink(_path(root, key, "log"))
+        os.unlink(_log_path(root, key))
     return True
 
 
-def _path(root: str, key: str, kind: str) -> str:
-    if not is_hex_digest(key):
-        raise ValueError(f"{key!r} is not a key: a key is a lower-case sha256")
-    return os.path.join(root, _DIRECTORY, f"{key}.{kind}")
+def _log_path(root: str, key: str) -> str:
+    return _records.path(root, key).removesuffix("json") + "log"

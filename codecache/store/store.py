@@ -175,6 +175,10 @@ class LocalStore:
         dated.sort(key=lambda pair: pair[0], reverse=True)
         return [entry for _, entry in dated]
 
+    def entry(self, key: str, name: str) -> Entry | None:
+        """Return an entry that has all its blobs, or None. Raises ValueError for an invalid key."""
+        return next((one for one in self.entries(key) if one.name == name and self.complete(one)), None)
+
     def _load(self, key: str, path: str) -> tuple[int, Entry] | None:
         """Return (time of last use, entry), None if the file can't be used. Counts failures, moves damaged files."""
 

@@ -283,9 +283,8 @@ def _match(entry: Entry, store: LocalStore, attempt: Attempt, call: converting.C
 
 def _graph(digest: str, name: str, indices: list[int], attempt: Attempt) -> Callable[..., Any]:
     for store in attempt.stores:
-        for entry in store.entries(digest):
-            if entry.name == name and store.complete(entry):
-                return _loaded(entry, store, indices)
+        if (entry := store.entry(digest, name)) is not None:
+            return _loaded(entry, store, indices)
     if (own := attempt.store) is not None:
         fetched = sharing.fetch_fitting([digest], lambda entry: entry.name == name, own, attempt.settings)
         if fetched is not None:

@@ -22,7 +22,7 @@ import msgspec
 from fxpool import notices
 from fxpool.codecache.key import key
 from fxpool.codecache.key.components import OF_A_FUNCTION
-from fxpool.codecache.store import lowered_graphs
+from fxpool.codecache.store import records
 from fxpool.codecache.store.entry import Entry
 from fxpool.codecache.store.store import LocalStore
 from fxpool.errors import StoreError
@@ -94,7 +94,8 @@ class EqualGraphs:
 
     def _find(self, digest: str) -> None:
         assert self._store is not None
-        entry = lowered_graphs.find(self._store, digest)
+        address = records.lowered.find(self._store.root, digest)
+        entry = self._store.entry(*address) if address is not None else None
         if entry is None:
             return
         values = {**shape_env.values(self._env), **self._request.hints}
@@ -126,7 +127,7 @@ def record(entry: Entry, store: LocalStore, artifact: Artifact) -> None:
     if not artifact.graphs or not all(artifact.graphs) or artifact.reused:
         return
     try:
-        lowered_graphs.add(store, artifact.graphs[0], entry)
+        records.lowered.add(store.root, artifact.graphs[0], (entry.key, entry.name))
     except StoreError as error:
         log.info("entry %s was not recorded for its graphs: %s", entry.key[:12], error)
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from fxpool.codecache.store import blobs, catalogue, collector, demoted_stages, failed, layout, quarantine
+from fxpool.codecache.store import blobs, catalogue, collector, layout, quarantine, records
 from fxpool.codecache.store.blobs import BlobRef, StoreWriteError
 from fxpool.codecache.store.bounds import Bounds
 from fxpool.codecache.store.entry import Entry, Metadata
@@ -281,8 +281,8 @@ def test_an_open_file_outlives_its_eviction(store: LocalStore) -> None:
 
 def test_other_files_age_beside_entries(store: LocalStore) -> None:
     publish(store, 0, age=500)
-    failed.add(store.root, key(1), "compile_error:E")
-    demoted_stages.add(store.root, key(2), key(3))
+    records.failed.add(store.root, key(1), "compile_error:E")
+    records.demoted.add(store.root, key(2), key(3))
     quarantine.add(store.root, key(4), label="g", error="it died", log=None)
     aside = os.path.join(store.root, "aside", "damaged")
     os.makedirs(os.path.dirname(aside), mode=0o700)

@@ -347,7 +347,7 @@ def test_marks_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(pending, "MOST", 2)
     names = [hashlib.sha256(bytes([number])).hexdigest() for number in range(3)]
     assert pending.leave(str(tmp_path), [(KEY, name) for name in names]) == 2
-    (tmp_path / pending.DIRECTORY / "something else").touch()
+    (tmp_path / "pending" / "something else").touch()
     assert all(name in names for _, name in pending.listed(str(tmp_path)))
     pending.remove(str(tmp_path), KEY, names[0])
     pending.remove(str(tmp_path), KEY, names[0])

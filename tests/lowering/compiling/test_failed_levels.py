@@ -15,7 +15,7 @@ from torch._inductor import compile_fx
 
 import fxpool
 from fxpool import counters
-from fxpool.codecache.store import failed
+from fxpool.codecache.store import records
 from fxpool.codecache.store.store import LocalStore
 from fxpool.errors import CannotReturnError
 from fxpool.lowering.compiling import remote
@@ -126,18 +126,18 @@ def test_a_shortage_here_says_nothing_about_the_graph(workers: Workers, monkeypa
 def test_records(tmp_path: Path) -> None:
     root = str(tmp_path / "c")
     store = LocalStore(root)
-    assert failed.find(root, KEY) == ""
-    failed.add(root, KEY, "unpicklable")
-    assert failed.find(root, KEY) == "unpicklable"
+    assert records.failed.find(root, KEY) is None
+    records.failed.add(root, KEY, "unpicklable")
+    assert records.failed.find(root, KEY) == "unpicklable"
     long_ago = time.time() - 30 * 24 * 3600
     os.utime(tmp_path / "c" / "failed" / KEY, (long_ago, long_ago))
-    assert failed.find(root, KEY) == "unpicklable"
-    failed.add(root, KEY, f"{failed.COMPILE_ERROR}CppCompileError")
-    assert failed.find(root, KEY)
+    assert records.failed.find(root, KEY) == "unpicklable"
+    records.failed.add(root, KEY, f"{records.COMPILE_ERROR}CppCompileError")
+    assert records.failed.find(root, KEY)
     os.utime(tmp_path / "c" / "failed" / KEY, (long_ago, long_ago))
-    assert failed.find(root, KEY) == "", "it may have been for want of something"
-    failed.add(root, KEY, "unpicklable")
+    assert records.failed.find(root, KEY) is None, "it may have been for want of something"
+    records.failed.add(root, KEY, "unpicklable")
     store.clear()
-    assert failed.find(root, KEY) == ""
+    assert records.failed.find(root, KEY) is None
     with pytest.raises(ValueError, match="is not a key"):
-        failed.add(root, "../x", "unpicklable")
+        records.failed.add(root, "../x", "unpicklable")
