@@ -14,6 +14,9 @@ ordered by digest and entries by key and name, each is written once, and the onl
 contains no paths. Later versions keep the magic line and the last digest, so that a bundle of another version can be
 told from a damaged bundle.
 
+A zip or tar archive has neither a digest and MAC that are checked before its directory is decoded, nor one order of
+bytes, nor blobs that it expects elsewhere; a reader of those would need as much code for these checks as this format.
+
 A record has to fit into memory, a bundle need not. `bundle.py` explains the records' meaning to a store.
 """
 

@@ -72,8 +72,6 @@ class Listing:
     def __init__(self, root: str) -> None:
         self.root = root
         self.latest = 0
-        self.uses = 0  # of all entries, since the listing was created
-        self.seconds_saved = 0.0  # by those uses
         self.rows: dict[tuple[str, str], Row] = {}
         self._files: dict[tuple[str, str], StoredEntry] = {}
         self._removed: dict[tuple[str, str], int] = {}
@@ -119,8 +117,6 @@ class Listing:
     def _touched(self, row: Row, before: float, now: float) -> None:
         if now > before:
             row.used, row.uses, row.change = now, row.uses + 1, self._next()
-            self.uses += 1
-            self.seconds_saved += row.metadata.compile_seconds
 
     def _next(self) -> int:
         self.latest += 1

@@ -20,17 +20,18 @@ The store neither fetches entries from a remote nor evaluates guards.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
 from fxpool import directories, forks, notices
-from fxpool.codecache.store import catalogue, layout
+from fxpool.codecache.store import layout
 from fxpool.codecache.store.blobs import (
     BlobRef,
     StoreWriteError,
@@ -44,19 +45,20 @@ from fxpool.codecache.store.blobs import (
     write_error,
     write_private,
 )
-from fxpool.codecache.store.catalogue import StoredEntry
 from fxpool.codecache.store.entry import Entry, OtherVersionError, decode_entry, encode_entry
 from fxpool.codecache.store.layout import ENTRY_SUFFIX, is_hex_digest
 from fxpool.errors import CorruptEntryError, StoreError, UnsafeDirectoryError
 
 if TYPE_CHECKING:
     from fxpool.codecache.store.bounds import Bounds
+    from fxpool.codecache.store.catalogue import StoredEntry
 
 log = notices.logger(__name__)
 
 _SWEEP_INTERVAL = 3600.0
 # Damaged files are saved for inspection, but a disk that damages everything must not fill up with them.
 _MAX_ASIDE = 64
+T = TypeVar("T")
 #: Name of a store in one of torch's scratch directories. It is not created again once that is removed.
 FRESH = "fxpool-fresh-cache"
 
@@ -90,7 +92,7 @@ class LocalStore:
         """
         if not is_hex_digest(entry.key):
             raise ValueError(f"{entry.key!r} is not a key: a key is a lower-case sha256")
-        try:
+        with self._counting_failures():
             self.prepare_root()
             references = {role: self._put_blob(content) for role, content in blobs.items()}
             entry = msgspec.structs.replace(entry, blobs={**entry.blobs, **references})
@@ -99,10 +101,6 @@ class LocalStore:
             for role, content in blobs.items():
                 if not os.path.exists(layout.blob_path(self.root, references[role])):
                     self._put_blob(content)
-        except StoreError as error:
-            with self._lock:
-                self._write_failures[getattr(error, "reason", type(error).__name__)] += 1
-            raise
         self._count("published")
         self._sweep_now_and_then()
         if self.bounds is not None:
@@ -125,9 +123,14 @@ class LocalStore:
 
     def put_blob(self, content: bytes) -> BlobRef:
         """Store one blob, for an entry that will name it. Raises StoreError."""
-        try:
+        with self._counting_failures():
             self.prepare_root()
             return self._put_blob(content)
+
+    @contextlib.contextmanager
+    def _counting_failures(self) -> Iterator[None]:
+        try:
+            yield
         except StoreError as error:
             with self._lock:
                 self._write_failures[getattr(error, "reason", type(error).__name__)] += 1
@@ -197,26 +200,21 @@ class LocalStore:
 
     def read_blob(self, ref: BlobRef) -> bytes | None:
         """Return a blob's content, its digest verified; None if it is missing or damaged."""
-        try:
-            path = layout.blob_path(self.root, ref)
-        except CorruptEntryError:
-            return None
-        if not self.is_safe():
-            return None
-        return self.guarded(path, lambda: read_blob_file(path, ref, self.owners))
+        return self._with_blob(ref, read_blob_file)
 
     def open_blob(self, ref: BlobRef) -> int | None:
         """Open a blob to be loaded, and return its descriptor; None if it is missing or damaged.
 
         Verifies its digest once per process and version of the file.
         """
+        return self._with_blob(ref, open_blob_file)
+
+    def _with_blob(self, ref: BlobRef, read: Callable[[str, BlobRef, tuple[int, ...]], T]) -> T | None:
         try:
             path = layout.blob_path(self.root, ref)
         except CorruptEntryError:
             return None
-        if not self.is_safe():
-            return None
-        return self.guarded(path, lambda: open_blob_file(path, ref, self.owners))
+        return self.guarded(path, lambda: read(path, ref, self.owners)) if self.is_safe() else None
 
     def has_blob(self, ref: BlobRef) -> bool:
         """Return whether a blob exists and is undamaged."""
@@ -230,7 +228,7 @@ class LocalStore:
         """Return whether all blobs of an entry exist and are undamaged; an incomplete entry is a miss."""
         return all(map(self.has_blob, entry.blobs.values()))
 
-    def guarded(self, path: str, read: Callable[[], Any]) -> Any:
+    def guarded(self, path: str, read: Callable[[], T]) -> T | None:
         """Return the result of `read`, or None for a file that is missing, damaged, unsafe or unreadable.
 
         Damaged files are moved to `aside` and counted.
@@ -276,16 +274,21 @@ class LocalStore:
 
     def is_empty(self) -> bool:
         """Return whether the store has no entries, so that every graph will be a miss."""
-        return next(catalogue.entries(self.root), None) is None
+        top = os.path.join(self.root, layout.ENTRIES)
+        return not any(layout.names(os.path.join(top, prefix)) for prefix in layout.names(top))
 
     def sizes(self) -> dict[str, int]:
         """Return the numbers of `entries` and `blobs`, and their total `bytes`."""
+        from fxpool.codecache.store import catalogue  # not needed by a hit
+
         entries = [one.bytes for one in catalogue.entries(self.root)]
         blobs = [one.bytes for one in catalogue.blobs(self.root)]
         return {"entries": len(entries), "blobs": len(blobs), "bytes": sum(entries) + sum(blobs)}
 
     def scan(self) -> Iterator[StoredEntry]:
         """Yield every entry in arbitrary order. Damaged entries have `entry=None` and stay where they are."""
+        from fxpool.codecache.store import catalogue
+
         for one in catalogue.entries(self.root):
             if (stored := catalogue.read(self.root, one)) is not None:
                 yield stored
