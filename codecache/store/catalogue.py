@@ -14,7 +14,7 @@ import os
 import re
 import stat
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import msgspec
@@ -26,7 +26,7 @@ from fxpool.codecache.store.entry import Entry, decode_entry
 from fxpool.errors import StoreError
 
 __all__ = [
-    "OTHERS", "Facts", "Part", "Size", "State", "StoredEntry", "StoredFile", "blobs", "entries", "header_groups",
+    "OTHERS", "Part", "Size", "State", "StoredEntry", "StoredFile", "blobs", "entries", "header_groups",
     "identify", "load", "measure", "part_names", "part_of", "read", "scan", "sum_of",
 ]  # fmt: skip
 
@@ -38,8 +38,6 @@ _PREFIX = re.compile(r"[0-9a-f]{2}")
 
 #: Identifies a file and its content: inode, size in bytes, and times of modification and change.
 State = tuple[int, int, int, int]
-#: The part of a `StoredEntry` that only its content tells: `state`, `seconds`, `blobs`.
-Facts = tuple[State, float, tuple[str, ...] | None]
 
 
 class Size(msgspec.Struct, frozen=True, gc=False):
@@ -100,10 +98,6 @@ class StoredEntry(StoredFile, frozen=True, gc=False):
     def total_bytes(self) -> int:
         """The length of the file and of the entry's blobs, which other entries may share."""
         return self.bytes + (sum(ref.size for ref in self.entry.blobs.values()) if self.entry is not None else 0)
-
-    @property
-    def facts(self) -> Facts:
-        return self.state, self.seconds, self.blobs
 
 
 @dataclass(frozen=True)
@@ -228,8 +222,8 @@ def part_of(path: str) -> str:
     return f"{kind}/{below[:2]}" if kind in (layout.ENTRIES, layout.BLOBS) else OTHERS
 
 
-def scan(root: str, part: str, facts: Mapping[str, Facts]) -> Part:
-    """Scan one part of a directory. Entries that are the same as in `facts`, which is by path, are not read again."""
+def scan(root: str, part: str, *, contents: bool = False) -> Part:
+    """Scan one part of a directory. Reads the entries, without returning them whole, if `contents` is true."""
     seen = time.time()
     if part == OTHERS:
         others, size = _others(root)
@@ -238,14 +232,10 @@ def scan(root: str, part: str, facts: Mapping[str, Facts]) -> Part:
         files, rest = _blobs(root, part)
         return Part(part, sum_of(one.size for one in files) + rest, files=files, seen=seen)
     stored, rest = _entries(root, part)
-    whole = [_with_facts(root, one, facts.get(one.path)) for one in stored]
-    return Part(part, sum_of(one.size for one in stored) + rest, whole, seen=seen)
-
-
-def _with_facts(root: str, stored: StoredEntry, facts: Facts | None) -> StoredEntry:
-    if facts is None or facts[0] != stored.state:
-        facts = (read(root, stored) or stored).facts
-    return StoredEntry(stored.path, stored.size, stored.used, *facts)
+    size = sum_of(one.size for one in stored) + rest
+    if contents:
+        stored = [msgspec.structs.replace(read(root, one) or one, entry=None) for one in stored]
+    return Part(part, size, stored, seen=seen)
 
 
 def _others(root: str) -> tuple[list[StoredFile], Size]:

@@ -34,7 +34,7 @@ from fxpool import notices
 from fxpool.codecache.store import catalogue, eviction, layout, removal
 from fxpool.codecache.store.blobs import check_directory, write_error
 from fxpool.codecache.store.bounds import Bounds
-from fxpool.codecache.store.catalogue import OTHERS, Facts, Part, Size, StoredEntry, StoredFile, sum_of
+from fxpool.codecache.store.catalogue import OTHERS, Part, Size, StoredEntry, StoredFile, sum_of
 from fxpool.codecache.store.entry import Entry
 from fxpool.codecache.store.eviction import Plan
 from fxpool.codecache.store.index import Index, IndexUnusableError
@@ -99,29 +99,21 @@ def after_publication(root: str, entry: Entry, bounds: Bounds) -> Collected | No
 def _refresh(root: str, index: Index, written: Iterable[str]) -> Size | None:
     """Scan some parts of the directory again; return the total size, None if the index lacks some parts."""
     deadline = time.monotonic() + _PATIENCE
-    summary = index.look(written)
-    known, present = summary.parts, set(catalogue.part_names(root))
+    known, present = index.look().parts, set(catalogue.part_names(root))
     now = time.time()
     again = {name for name in written if name in present}
     if OTHERS in known and (known[OTHERS][0].files < _REST_IS_SMALL or now - known[OTHERS][1] > _REST_EVERY):
         again.add(OTHERS)
     missing = sorted(present - known.keys() - again)
-    facts = summary.entries
     if not missing and (others := present - again - {OTHERS}):
-        oldest = min(others, key=lambda name: known[name][1])
-        again.add(oldest)
-        facts = {**facts, **index.look([oldest]).entries}
-    parts = [catalogue.scan(root, name, facts) for name in sorted(again)]
+        again.add(min(others, key=lambda name: known[name][1]))
+    parts = [catalogue.scan(root, name) for name in sorted(again)]
     for name in missing:
         if time.monotonic() > deadline:
             break
-        parts.append(catalogue.scan(root, name, {}))
-    summary = index.update(parts)
-    if gone := summary.parts.keys() - present:
-        index.forget(gone)
-    if present - summary.parts.keys():
-        return None
-    return sum_of(size for name, (size, _) in summary.parts.items() if name in present)
+        parts.append(catalogue.scan(root, name))
+    summary = index.update(parts, gone=known.keys() - present)
+    return summary.size if present <= summary.parts.keys() else None
 
 
 def collect(root: str, bounds: Bounds, *, dry_run: bool = False) -> Collected:
@@ -133,7 +125,7 @@ def collect(root: str, bounds: Bounds, *, dry_run: bool = False) -> Collected:
     if not os.path.isdir(root):
         return Collected()
     if dry_run:
-        parts = _scan(root, update=False)
+        parts = _scan(root)
         planned = _plan(parts, bounds, time.time())
         return Collected(
             entries=len(planned.entries),
@@ -157,7 +149,7 @@ def evicted(root: str) -> Size | None:
     if not index.exists():
         return None
     try:
-        return index.look(()).evicted
+        return index.look().evicted
     except IndexUnusableError:
         return None
 
@@ -210,24 +202,9 @@ def _release(root: str) -> None:
 # ---------------------------------------------------------------- scanning
 
 
-def _scan(root: str, *, update: bool = True) -> list[Part]:
-    """Scan every part. Entries that are in the index are not read again; with `update`, the index is updated."""
-    index = Index(root)
-    known: dict[str, Facts] = {}
-    before: set[str] = set()
-    if update or index.exists():
-        try:
-            summary = index.look()
-            known, before = summary.entries, set(summary.parts)
-        except IndexUnusableError as error:
-            log.info("%s", error)
-            update = False
-    parts = [catalogue.scan(root, name, known) for name in catalogue.part_names(root)]
-    if update:
-        with contextlib.suppress(IndexUnusableError):
-            index.update(parts)
-            index.forget(before - {part.name for part in parts})
-    return parts
+def _scan(root: str) -> list[Part]:
+    """Scan every part, and read the entries."""
+    return [catalogue.scan(root, name, contents=True) for name in catalogue.part_names(root)]
 
 
 def _size(parts: Iterable[Part]) -> Size:
@@ -255,9 +232,8 @@ def _collect(root: str, bounds: Bounds, now: float) -> Collected:
     left, emptied = removed.parts_left(parts)
     freed = removed.freed
     with contextlib.suppress(IndexUnusableError):
-        index = Index(root)
-        index.update(left, evicted=Size(removed.counts[layout.ENTRIES], max(0, freed.bytes)))
-        index.forget(emptied)
+        evicted = Size(removed.counts[layout.ENTRIES], max(0, freed.bytes))
+        Index(root).update(left, gone=emptied, evicted=evicted)
     if freed.files or removed.failed:
         log.info(
             "evicted %d entries, %d blobs and %d other files (%d bytes) of %s; %d could not be removed",
@@ -338,7 +314,7 @@ class _Removal:
         return True
 
     def parts_left(self, parts: Iterable[Part]) -> tuple[list[Part], list[str]]:
-        """Remove empty directories; return the parts that lost files, and the names of removed parts."""
+        """Remove empty directories; return the parts with their sizes now, and the names of removed parts."""
         lost: dict[str, Size] = {}
         for path, size in self._gone.items():
             name = catalogue.part_of(path)
@@ -350,7 +326,6 @@ class _Removal:
             if part.name != OTHERS and not size.files and layout.remove_empty(os.path.join(self._root, part.name)):
                 emptied.append(part.name)
                 self._gone[part.name] = Size(0, size.bytes)
-            elif part.name in lost:
-                entries = [one for one in part.entries if one.path not in self._gone]
-                left.append(Part(part.name, size, entries, seen=part.seen))
+            else:
+                left.append(Part(part.name, size, seen=part.seen))
         return left, emptied

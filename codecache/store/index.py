@@ -1,14 +1,11 @@
-"""The size of a cache directory, and the blobs that its entries need, so that a publication need not scan every file.
+"""The size of a cache directory by parts, so that a publication need not scan every file.
 
-    <root>/index/index.sqlite    SQLite in WAL mode: a row per part of the directory, and one per entry
+    <root>/index/index.sqlite    SQLite in WAL mode: a row per part of the directory
 
-The index only makes publications faster; the files are the truth. No entry is served from it, and each file is checked
-before it is removed. Lookups do not open it.
-
-The directory is divided into parts (``entries/3f``, ``blobs/a0``, ``rest``) that are scanned separately; a scan of a
-part replaces its rows. The row of an entry is valid for the file with the inode, size and times in the row, and has a
-digest, because SQLite does not notice damaged bytes. An index that is missing, damaged, or locked for longer than
-`_PATIENCE` is removed as a whole and rebuilt.
+The index only makes publications faster; the files are the truth. No entry is served from it, and nothing is removed
+for its sake. Lookups do not open it. The directory is divided into parts (``entries/3f``, ``blobs/a0``, ``rest``) that
+are scanned separately. An index that is missing, damaged, or locked for longer than `_PATIENCE` is removed as a whole
+and rebuilt.
 
 Each call opens a separate connection and holds off forks until it is closed, because SQLite's locks do not survive a
 fork. sqlite3 is imported inside functions: its import takes 4 ms, and a hit does not need it.
@@ -17,19 +14,16 @@ fork. sqlite3 is imported inside functions: its import takes 4 ms, and a hit doe
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
-
-import msgspec
 
 from fxpool import forks, notices
 from fxpool.codecache.store import layout
-from fxpool.codecache.store.catalogue import Facts, Part, Size, sum_of
+from fxpool.codecache.store.catalogue import Part, Size, sum_of
 from fxpool.errors import StoreError
 
 if TYPE_CHECKING:
@@ -46,8 +40,6 @@ _VERSION = 1
 T = TypeVar("T")
 _SCHEMA = f"""
     CREATE TABLE IF NOT EXISTS parts (part TEXT PRIMARY KEY, files INTEGER, bytes INTEGER, seen REAL) WITHOUT ROWID;
-    CREATE TABLE IF NOT EXISTS entries (part TEXT, path TEXT, facts BLOB, digest BLOB, PRIMARY KEY (part, path))
-        WITHOUT ROWID;
     CREATE TABLE IF NOT EXISTS evicted (entries INTEGER, bytes INTEGER);
     PRAGMA user_version = {_VERSION};
 """
@@ -55,14 +47,10 @@ _SCHEMA = f"""
 
 @dataclass(frozen=True)
 class Summary:
-    """The content of an index: each part's size and the Unix time of its scan, and evictions since it was created.
-
-    `entries` has the facts about the entries of the parts that were asked for, by path.
-    """
+    """The content of an index: each part's size and the Unix time of its scan, and evictions since it was created."""
 
     parts: dict[str, tuple[Size, float]]
     evicted: Size
-    entries: dict[str, Facts] = field(default_factory=dict)
 
     @property
     def size(self) -> Size:
@@ -85,22 +73,12 @@ class Index:
         """Return whether the index exists, without creating it."""
         return os.path.isfile(os.path.join(self._directory, _FILE))
 
-    def look(self, parts: Iterable[str] | None = None) -> Summary:
-        """Return the summary, with the facts about the entries in `parts`, or in all parts if it is None."""
+    def look(self) -> Summary:
+        """Return the content."""
+        return self._rebuild_if_broken(_summary)
 
-        def read(connection: sqlite3.Connection) -> Summary:
-            rows: list[Any] = []
-            if parts is None:
-                rows = connection.execute("SELECT path, facts, digest FROM entries").fetchall()
-            for part in parts or ():
-                rows += connection.execute("SELECT path, facts, digest FROM entries WHERE part = ?", (part,))
-            decoded = ((path, _facts(path, facts, digest)) for path, facts, digest in rows)
-            return _summary(connection, {path: facts for path, facts in decoded if facts is not None})
-
-        return self._rebuild_if_broken(read)
-
-    def update(self, parts: Sequence[Part], *, evicted: Size | None = None) -> Summary:
-        """Replace the rows of `parts`, and add to the counts of evictions; return the summary.
+    def update(self, parts: Iterable[Part], *, gone: Iterable[str] = (), evicted: Size | None = None) -> Summary:
+        """Replace the rows of `parts`, delete those of `gone`, and count evictions; return the new content.
 
         A part that another process has scanned since is not replaced: an eviction takes long after its scan, and other
         processes publish during that time.
@@ -115,8 +93,7 @@ class Index:
                     "INSERT OR REPLACE INTO parts VALUES (?, ?, ?, ?)",
                     (part.name, part.size.files, part.size.bytes, part.seen),
                 )
-                if part.name.startswith(layout.ENTRIES):
-                    _replace_entries(connection, part)
+            connection.executemany("DELETE FROM parts WHERE part = ?", [(part,) for part in gone])
             if evicted is not None:
                 after = _evicted(connection) + evicted
                 connection.execute("DELETE FROM evicted")
@@ -125,18 +102,6 @@ class Index:
             return _summary(connection)
 
         return self._rebuild_if_broken(write)
-
-    def forget(self, parts: Iterable[str]) -> None:
-        """Delete the rows of parts that no longer exist in the directory."""
-
-        def write(connection: sqlite3.Connection) -> None:
-            connection.execute("BEGIN IMMEDIATE")
-            for part in parts:
-                connection.execute("DELETE FROM parts WHERE part = ?", (part,))
-                connection.execute("DELETE FROM entries WHERE part = ?", (part,))
-            connection.execute("COMMIT")
-
-        self._rebuild_if_broken(write)
 
     # ---------------------------------------------------------------- the file
 
@@ -197,49 +162,19 @@ class _DamagedError(Exception):
 _TROUBLE = (_DamagedError, OSError, ValueError, OverflowError, MemoryError)
 
 
-def _digest(path: str, facts: bytes) -> bytes:
-    return hashlib.blake2b(b"%s\0%s" % (path.encode(), facts), digest_size=16).digest()
-
-
-def _facts(path: Any, facts: Any, digest: Any) -> Facts | None:
-    """Return a row's facts, None if they are damaged; the file is then read again."""
-    if not (isinstance(path, str) and isinstance(facts, bytes) and digest == _digest(path, facts)):
-        return None
-    try:
-        return msgspec.msgpack.decode(facts, type=Facts)
-    except msgspec.MsgspecError:
-        return None
-
-
 def _seen_since(connection: sqlite3.Connection, part: Part) -> bool:
     """Return whether the index has a later scan of a part. Ignores times in the future: a clock was set back."""
     row = connection.execute("SELECT seen FROM parts WHERE part = ?", (part.name,)).fetchone()
     return row is not None and isinstance(row[0], float) and part.seen < row[0] <= time.time()
 
 
-def _replace_entries(connection: sqlite3.Connection, part: Part) -> None:
-    """Write the rows of a part that have changed, and delete those of removed entries."""
-    encoded = {entry.path: msgspec.msgpack.encode(entry.facts) for entry in part.entries}
-    before = dict(connection.execute("SELECT path, facts FROM entries WHERE part = ?", (part.name,)).fetchall())
-    gone = [(part.name, path) for path in before if path not in encoded]
-    connection.executemany("DELETE FROM entries WHERE part = ? AND path = ?", gone)
-    connection.executemany(
-        "INSERT OR REPLACE INTO entries VALUES (?, ?, ?, ?)",
-        [
-            (part.name, path, facts, _digest(path, facts))
-            for path, facts in encoded.items()
-            if before.get(path) != facts
-        ],
-    )
-
-
-def _summary(connection: sqlite3.Connection, entries: dict[str, Facts] | None = None) -> Summary:
+def _summary(connection: sqlite3.Connection) -> Summary:
     parts = {}
     for part, files, size, seen in connection.execute("SELECT part, files, bytes, seen FROM parts"):
         if not (isinstance(part, str) and isinstance(seen, float) and _is_count(files) and _is_count(size)):
             raise _DamagedError(f"a damaged row of part {part!r}")
         parts[part] = (Size(files, size), seen)
-    return Summary(parts, _evicted(connection), entries or {})
+    return Summary(parts, _evicted(connection))
 
 
 def _evicted(connection: sqlite3.Connection) -> Size:

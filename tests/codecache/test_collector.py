@@ -120,7 +120,7 @@ def test_the_index_knows_what_measuring_says(tmp_path: Path) -> None:
     store.remove(key(0))
     quarantine.add(store.root, key(1), label="g", error="it died", log=None)
     done = collector.collect(store.root, Bounds())
-    known = Index(store.root).look(()).size
+    known = Index(store.root).look().size
     assert known == done.before - done.freed
     # The claim was there when the directory was looked at, and the index grew.
     assert abs(known.files - files(store.root)) <= 2 and abs(known.bytes - size(store.root)) < 200_000
@@ -134,7 +134,7 @@ def test_what_others_wrote_is_noticed_part_by_part(tmp_path: Path) -> None:
         publish(other, n)
     for _ in range(130):
         publish(store, 0)
-    known = Index(store.root).look(()).size
+    known = Index(store.root).look().size
     assert abs(known.files - files(store.root)) <= 2
 
 

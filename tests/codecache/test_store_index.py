@@ -20,13 +20,12 @@ import pytest
 
 from fxpool.codecache.store import catalogue, collector, index, layout
 from fxpool.codecache.store.bounds import Bounds
-from fxpool.codecache.store.catalogue import Part, Size, StoredEntry
+from fxpool.codecache.store.catalogue import Part, Size
 from fxpool.codecache.store.entry import Entry
 from fxpool.codecache.store.index import Index, IndexUnusableError
 from fxpool.codecache.store.store import LocalStore
 
 KEYS = [f"{n:064x}" for n in range(12)]
-ENTRY = StoredEntry("entries/ab/k/n.entry", Size(1, 512), 0.0, (1, 2, 3, 4), 0.5, ("ab-1", "cd-2"))
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +56,7 @@ def file_of(store: LocalStore) -> Path:
 
 
 def known(store: LocalStore) -> Size:
-    return Index(store.root).look(()).size
+    return Index(store.root).look().size
 
 
 def whole(store: LocalStore) -> int:
@@ -78,18 +77,13 @@ def is_used_and_right(store: LocalStore) -> None:
 def test_there_and_back(tmp_path: Path) -> None:
     memory = Index(str(tmp_path))
     assert not memory.exists()
-    part = Part("entries/ab", Size(3, 4096), [ENTRY])
-    summary = memory.update([part, Part("blobs/ab", Size(1, 512))], evicted=Size(2, 10))
+    summary = memory.update([Part("entries/ab", Size(3, 4096)), Part("blobs/ab", Size(1, 512))], evicted=Size(2, 10))
     assert memory.exists() and summary.size == Size(4, 4608)
     memory.update([], evicted=Size(1, 5))
-    look = Index(str(tmp_path)).look(["entries/ab", "entries/cd"])
-    assert look.entries == {ENTRY.path: ENTRY.facts} and look.size == Size(4, 4608)
-    assert look.evicted == Size(3, 15)
-    assert memory.look(["entries/cd"]).entries == {} and memory.look().entries == look.entries
+    look = Index(str(tmp_path)).look()
+    assert look.size == Size(4, 4608) and look.evicted == Size(3, 15)
     assert memory.update([Part("entries/ab", Size(1, 1))]).size == Size(2, 513)
-    assert memory.look().entries == {}
-    memory.forget(["entries/ab"])
-    assert memory.look().size == Size(1, 512)
+    assert memory.update([], gone=["entries/ab"]).size == memory.look().size == Size(1, 512)
 
 
 def test_it_is_ours_alone(tmp_path: Path) -> None:
@@ -213,17 +207,6 @@ def _age_all(store: LocalStore) -> None:
         os.utime(os.path.join(store.root, blob.path), (when, when))
 
 
-def test_rows_with_damaged_references_are_not_believed(store: LocalStore) -> None:
-    with sqlite3.connect(file_of(store)) as connection:
-        rows = connection.execute("SELECT path, facts FROM entries").fetchall()
-        for path, facts in rows:
-            connection.execute("UPDATE entries SET facts = ? WHERE path = ?", (facts.replace(b"-16", b"-17"), path))
-    connection.close()
-    assert Index(store.root).look().entries == {}
-    _age_all(store)
-    assert collector.collect(store.root, Bounds()).blobs == 0 and whole(store) == len(KEYS)
-
-
 def test_an_entry_that_was_replaced_is_read_again(store: LocalStore) -> None:
     other = LocalStore(store.root)  # which tells no index
     entry = other.publish(Entry(key=KEYS[3], guards=[KEYS[3]]), {"so": b"another"})
@@ -266,7 +249,7 @@ def test_without_any_index_the_directory_is_looked_at_now_and_then(
     def unusable(*args: Any, **keywords: Any) -> Any:
         raise IndexUnusableError("no SQLite here")
 
-    for name in ("look", "update", "forget"):
+    for name in ("look", "update"):
         monkeypatch.setattr(Index, name, unusable)
     looked: list[str] = []
     real = collector._scan
