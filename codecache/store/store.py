@@ -287,7 +287,7 @@ class LocalStore:
 
     def scan(self) -> Iterator[StoredEntry]:
         """Yield every entry in arbitrary order. Damaged entries have `entry=None` and stay where they are."""
-        from fxpool.codecache.store import catalogue
+        from fxpool.codecache.store import catalogue  # not needed by a hit
 
         for one in catalogue.entries(self.root):
             if (stored := catalogue.read(self.root, one)) is not None:
