@@ -28,11 +28,10 @@ from __future__ import annotations
 
 from fxpool.pool.client.client import PoolClient
 from fxpool.pool.client.job import Job
-from fxpool.pool.client.job_spec import JobSpec
 from fxpool.pool.host.limits import default_workers
 from fxpool.pool.wire.config import PoolConfig
 from fxpool.pool.wire.exceptions import RemoteError
-from fxpool.pool.wire.messages import Preparation
+from fxpool.pool.wire.messages import JobSpec, Preparation
 from fxpool.pool.worker.worker import JobContext, current_job
 
 __all__ = [

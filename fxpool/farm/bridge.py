@@ -25,6 +25,7 @@ from fxpool.farm.engine import PERIOD, Answer, Engine, EngineError
 from fxpool.pool.host import processes
 from fxpool.pool.wire import farm as f
 from fxpool.pool.wire.connection import Connection
+from fxpool.pool.wire.protocol import Message
 
 __all__ = ["Bridge", "main"]
 
@@ -126,7 +127,7 @@ class Bridge:
         for task in list(self._tasks.values()):
             task.cancel()
 
-    def _send(self, message: msgspec.Struct, payload: bytes = b"") -> None:
+    def _send(self, message: Message, payload: bytes = b"") -> None:
         if not self._connection.closed:
             self._connection.send(message, payload)
 

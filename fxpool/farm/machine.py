@@ -7,7 +7,6 @@ without a result says why; the asking host then compiles the graph itself.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import socket
 import threading
@@ -125,7 +124,7 @@ class LocalMachine:
             environment={**_own_environment(), **order.environment},
             timeout=order.timeout or _TIMEOUT,
             memory=config.current().job_memory,
-            flight=f"farm {order.key}",
+            dedup_key=f"farm {order.key}",
         )
         for _ in range(_SERVERS - 1):
             try:
@@ -152,10 +151,11 @@ class LocalMachine:
         if tools is None or host_facts.are_kept(tools) or not host_facts.worth_preparing():
             return
         if runtime.may_ask_to_prepare(tools):
-            spare = dataclasses.replace(
-                spec, label="this machine's toolchain", timeout=None, retries=0, flight="host of the farm", spare=True
+            label, key = "this machine's toolchain", "host of the farm"
+            preparing = msgspec.structs.replace(
+                spec, label=label, timeout=None, retries=0, dedup_key=key, best_effort=True
             )
-            runtime.pool().submit(PREPARE_FOR_OTHERS_JOB, packed, spare)
+            runtime.pool().submit(PREPARE_FOR_OTHERS_JOB, packed, preparing)
 
     def cancel(self, key: str) -> None:
         """End a job that no host waits for any more. No-op if it has ended."""

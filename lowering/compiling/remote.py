@@ -22,6 +22,8 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from fxpool import config, counters, notices
 from fxpool.codecache.key import toolchain
 from fxpool.codecache.store.entry import Entry
@@ -277,8 +279,8 @@ def _submit_once(
         from fxpool.lowering.core.job_progress import JobProgress  # only if events are displayed or traced
 
         progress = JobProgress(attempt.label, attempt.stage, pool)
-    spec = dataclasses.replace(
-        spec_of(request, attempt.settings), label=attempt.label, flight=flight, priority=attempt.priority, away=away
+    spec = msgspec.structs.replace(
+        spec_of(request, attempt.settings), label=attempt.label, dedup_key=flight, priority=attempt.priority, away=away
     )
     job = pool.submit(COMPILE_JOB, payload, spec, on_event=progress, on_ask=on_ask, on_record=log_state.prepare)
     if attempt.submitted is not None:
@@ -307,7 +309,7 @@ def _prepare_host(request: CompileRequest, settings: config.Settings, payload: b
         return
     flags = {name: value for name, value in request.ambient.configuration["inductor"].items() if name[:3] in _OF_CPP}
     facts = repr((toolchain_dir, sorted(toolchain.toolchain_facts(toolchain_dir).items()), sorted(flags.items())))
-    spec = dataclasses.replace(
+    spec = msgspec.structs.replace(
         spec_of(request, settings),
         label="this host's toolchain",
         preparation=None,
@@ -315,8 +317,8 @@ def _prepare_host(request: CompileRequest, settings: config.Settings, payload: b
         memory=None,
         retries=0,
         priority=BACKGROUND,
-        flight=f"host {hashlib.sha256(facts.encode()).hexdigest()}",
-        spare=True,
+        dedup_key=f"host {hashlib.sha256(facts.encode()).hexdigest()}",
+        best_effort=True,
     )
     runtime.pool().submit(PREPARE_JOB, payload or request.dump(), spec)
 

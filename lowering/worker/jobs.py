@@ -176,7 +176,7 @@ def _submit(function: str, payload: bytes, label: str, devices: str = "") -> Fut
     if not devices:
         return job.submit(function, payload, label=label, reuse=reuse)
     sees = {"CUDA_VISIBLE_DEVICES": devices}
-    return job.submit(function, payload, label=label, reuse=reuse, retries=0, environment=sees, alone=True)
+    return job.submit(function, payload, label=label, reuse=reuse, retries=0, environment=sees, exclusive=True)
 
 
 def import_compiler() -> None:

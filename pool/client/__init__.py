@@ -1,7 +1,6 @@
 """The caller's process: finds or starts a server, and submits jobs to it.
 
 client      PoolClient: submit, status, close
-job_spec    JobSpec: a job's environment, limits and priority
 job         Job: result, cancel, callbacks
 session     a connection to a server, from finding or starting it until either end closes it
 launch      starts a private server, or finds or starts the host's server

@@ -12,11 +12,11 @@ from fxpool import forks
 from fxpool.errors import JobCancelledError, PoolUnavailableError
 from fxpool.pool.client import pausing
 from fxpool.pool.client.job import Job
-from fxpool.pool.client.job_spec import JobSpec
 from fxpool.pool.client.session import Session, again
 from fxpool.pool.wire import logs
 from fxpool.pool.wire import messages as m
 from fxpool.pool.wire.config import PoolConfig
+from fxpool.pool.wire.messages import JobSpec
 
 __all__ = ["PoolClient"]
 
@@ -119,38 +119,14 @@ class PoolClient:
         """
         era = self._era
         levels, disabled = logs.level_map()
-        if not spec.spare:
+        if not spec.best_effort:
             pausing.give_up_ours(f"{spec.label} was compiled while this process measured: call it once before")
 
-        def make(number: int) -> m.Submit:
-            return m.Submit(
-                job=number,
-                function=function,
-                label=spec.label,
-                environment=dict(spec.environment),
-                sys_path=list(spec.sys_path),
-                cwd=spec.cwd,
-                timeout=spec.timeout,
-                retries=spec.retries,
-                priority=spec.priority,
-                levels=levels,
-                disabled=disabled,
-                flight=spec.flight,
-                memory=spec.memory,
-                reuse=spec.reuse,
-                watched=on_event is not None,
-                spare=spec.spare,
-                answers=on_ask is not None,
-                preparation=spec.preparation,
-                away=spec.away,
-            )
-
+        submit = m.Submit(0, function, spec, levels, disabled, watched=on_event is not None, answers=on_ask is not None)
         for _ in range(3):
-            job = self._session(era, f"job {spec.label!r} was submitted").submit(
-                self, spec.label, make, payload, on_event, on_ask
-            )
-            if job is not None:
-                job.on_record = on_record
+            session = self._session(era, f"job {spec.label!r} was submitted")
+            job = Job(session.cancel, session.number(), spec.label, self, on_event, on_ask, on_record)
+            if session.submit(job, submit, payload):
                 return job
         raise PoolUnavailableError("the server ended after each start")
 

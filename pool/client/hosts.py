@@ -8,11 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from fxpool.errors import ProtocolError
 from fxpool.pool.wire import messages as m
-from fxpool.pool.wire.protocol import PROTOCOL_VERSION, Channel, check_peer
+from fxpool.pool.wire.protocol import PROTOCOL_VERSION, Channel, Message, check_peer
 from fxpool.version import __version__
 
 __all__ = ["Visit", "links", "shown", "status", "stop"]
@@ -115,7 +113,7 @@ def _connect(link: Path) -> socket.socket:
     return sock
 
 
-def _said(link: Path, *messages: msgspec.Struct) -> Iterator[m.ToClient]:
+def _said(link: Path, *messages: Message) -> Iterator[m.ToClient]:
     """Send Hello and `messages`, then yield the server's messages. Raises TimeoutError, OSError and ProtocolError."""
     with _connect(link) as sock:
         channel: Channel[m.ToClient] = Channel(sock, m.ToClient)

@@ -26,7 +26,16 @@ class Job:
     `stayed` is the reason, if a farm was to run it, and `why` says more.
     """
 
-    def __init__(self, withdraw: Callable[[int], None], number: int, label: str, client: object) -> None:
+    def __init__(
+        self,
+        withdraw: Callable[[int], None],
+        number: int,
+        label: str,
+        client: object,
+        on_event: Callable[[m.JobEvent], object] | None = None,
+        on_ask: Callable[[bytes], bytes | None] | None = None,
+        on_record: Callable[[m.LogRecord], object] | None = None,
+    ) -> None:
         self.id = number
         self.label = label
         self.worker_pid: int | None = None
@@ -43,9 +52,7 @@ class Job:
         self._error: Callable[[], BaseException] | None = None
         self._records: list[m.LogRecord | m.WarningRecord] = []
         self._callbacks: list[Callable[[Job], object]] = []
-        self.on_event: Callable[[m.JobEvent], object] | None = None
-        self.on_ask: Callable[[bytes], bytes | None] | None = None
-        self.on_record: Callable[[m.LogRecord], object] | None = None
+        self.on_event, self.on_ask, self.on_record = on_event, on_ask, on_record
 
     def __repr__(self) -> str:
         state = "pending" if not self.done() else "failed" if self._error is not None else "done"
@@ -113,21 +120,8 @@ class Job:
         if message.reason:
             text = f"retrying job {self.label!r} in worker {message.worker} (attempt {message.attempt}): "
             text += f"in the previous attempt {message.reason}"
-            self.add(
-                m.LogRecord(
-                    job=0,
-                    name=log.name,
-                    level=logging.WARNING,
-                    message=text,
-                    pathname=__file__,
-                    lineno=0,
-                    function="",
-                    process=os.getpid(),
-                    thread="",
-                    created=time.time(),
-                    exc_text=None,
-                )
-            )
+            process, now = os.getpid(), time.time()
+            self.add(m.LogRecord(log.name, logging.WARNING, text, pathname=__file__, process=process, created=now))
 
     def on_job_event(self, message: m.JobEvent) -> None:
         """Pass an event to `on_event`. Exceptions of `on_event` are logged."""

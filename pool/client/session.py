@@ -13,11 +13,8 @@ import selectors
 import subprocess
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
-
-import msgspec
 
 from fxpool import descriptors, forks, notices
 from fxpool.errors import JobCancelledError, PoolError, PoolUnavailableError, ProtocolError, ServerLostError
@@ -26,7 +23,7 @@ from fxpool.pool.client.job import Job
 from fxpool.pool.host import inherited, runtime_dir
 from fxpool.pool.wire import messages as m
 from fxpool.pool.wire.config import PoolConfig
-from fxpool.pool.wire.protocol import PROTOCOL_VERSION, Buffer, FrameDecoder, Outbox, encode
+from fxpool.pool.wire.protocol import PROTOCOL_VERSION, Buffer, FrameDecoder, Message, Outbox, encode
 from fxpool.version import __version__
 
 __all__ = ["Session", "again"]
@@ -117,31 +114,25 @@ class Session:
         """True while the session can take jobs."""
         return self.pid == os.getpid() and self.error is None and self._state is _State.OPEN
 
-    def submit(
-        self,
-        client: object,
-        label: str,
-        make: Callable[[int], m.Submit],
-        payload: bytes,
-        on_event: Callable[[m.JobEvent], object] | None = None,
-        on_ask: Callable[[bytes], bytes | None] | None = None,
-    ) -> Job | None:
-        """Submit a job; return None if the session has ended. Raises ProtocolError if the payload is too long."""
-        number = next(self._numbers)
-        job = Job(self.cancel, number, label, client)
-        job.on_event, job.on_ask = on_event, on_ask
+    def number(self) -> int:
+        """Return a new number for a job or a query."""
+        return next(self._numbers)
+
+    def submit(self, job: Job, submit: m.Submit, payload: bytes) -> bool:
+        """Submit a job; return False if the session has ended. Raises ProtocolError if the payload is too long."""
         with self._lock:
             if self.error is not None or self._state is not _State.OPEN:
-                return None
-            self.jobs[number] = job
+                return False
+            self.jobs[job.id] = job
         if self._asleep:
             self._wake_up()  # from now on the thread checks that the server responds
+        submit.job = job.id
         try:
-            self.send(make(number), payload)
+            self.send(submit, payload)
         except BaseException:
-            self.jobs.pop(number, None)
+            self.jobs.pop(job.id, None)
             raise
-        return job
+        return True
 
     def cancel(self, number: int) -> None:
         """Withdraw a job of this session by its number."""
@@ -151,14 +142,14 @@ class Session:
     def ask_status(self, timeout: float) -> dict[str, Any] | None:
         """Return the server's status, or None if it does not answer within `timeout` seconds."""
         reply = _Reply()
-        number = next(self._numbers)
+        number = self.number()
         self.replies[number] = reply
         self.send(m.StatusQuery(number=number))
         reply.event.wait(timeout)
         self.replies.pop(number, None)
         return reply.facts
 
-    def send(self, message: msgspec.Struct, payload: Buffer = b"") -> None:
+    def send(self, message: Message, payload: Buffer = b"") -> None:
         """Send without waiting; the thread sends what does not fit. Raises ProtocolError if the frame is too long."""
         parts = encode(message, payload)
         with self._lock:

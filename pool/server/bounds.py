@@ -32,14 +32,14 @@ class Bounds:
     def seconds(self, worker: Worker) -> float | None:
         """Return the seconds that an attempt may take; None for sub-jobs, or if a caller sets no limit."""
         asking = self._asking(worker.job)
-        asked = [work.ask.timeout or self._limits.job_seconds for work in asking]
+        asked = [work.spec.timeout or self._limits.job_seconds for work in asking]
         if worker.work.worker is not None or not asked:
             return None
         return None if None in asked else max(filter(None, asked))
 
     def memory(self, worker: Worker) -> int:
         """Return the bytes that a job's processes may take together."""
-        asked = [work.ask.memory or self._limits.job_bytes for work in self._asking(worker.job)]
+        asked = [work.spec.memory or self._limits.job_bytes for work in self._asking(worker.job)]
         return max(asked, default=self._limits.job_bytes)
 
     def keep(self, workers: Iterable[Worker]) -> None:

@@ -29,13 +29,12 @@ from fxpool.pool.server.outcomes import Client, Exceeded, JobLogs, Work, Worker,
 from fxpool.pool.server.questions import Questions
 from fxpool.pool.server.records import Records
 from fxpool.pool.server.scheduler import Scheduler
-from fxpool.pool.server.scheduler_state import Wishes
 from fxpool.pool.server.stops import Stops
 from fxpool.pool.server.watch import Limits, Watch
 from fxpool.pool.wire import farm as f
 from fxpool.pool.wire import messages as m
 from fxpool.pool.wire.connection import Connection
-from fxpool.pool.wire.protocol import encode
+from fxpool.pool.wire.protocol import Message, encode
 
 __all__ = ["GRACE_SECONDS", "Dispatcher"]
 
@@ -49,8 +48,6 @@ QUIET_SECONDS = 1.0
 ALONE_SECONDS = 3.0
 # Seconds that a reusable worker waits for another job.
 PARKED_SECONDS = 5.0
-# Seconds: an upper limit for timeouts, within the range of the event loop's clock.
-_LONGEST = 1e9
 # Characters kept of a name that a client or worker sends.
 _SHOWN = 500
 # Seconds after the fork within which a worker must reach its job's function, or be killed.
@@ -113,14 +110,10 @@ class Dispatcher:
     # ------------------------------------------------------------ requests of clients
 
     def submit(self, client: Client, ask: m.Submit, payload: memoryview) -> None:
-        """Queue a client's job. Raises ProtocolError if its number is in use or a time is invalid."""
+        """Queue a client's job. Raises ProtocolError if its number is in use."""
         if ask.job in client.keys:
             raise ProtocolError(f"job number {ask.job} is already in use")
-        if ask.timeout is not None and not 0 < ask.timeout < _LONGEST:
-            raise ProtocolError(f"invalid time limit: {ask.timeout} s")
-        if ask.away is not None and not 0 <= ask.away.wait < _LONGEST:
-            raise ProtocolError(f"invalid wait for a farm: {ask.away.wait} s")
-        ask.label = quantities.one_line(ask.label[:_SHOWN])
+        ask.spec = _printable(ask.spec)
         self.counters["jobs"] += 1
         self.watch.before_a_job()
         work = Work(self._number(), ask, payload, client, None)
@@ -153,7 +146,7 @@ class Dispatcher:
         self._bounds.keep(self._workers.values())
 
     def _submit(self, work: Work, keys: dict[int, int]) -> None:
-        if work.ask.reuse:
+        if work.spec.reuse:
             work.kind = outcomes.kind_of(work.ask)
         self._jobs[work.key] = work
         work.asked = self.loop.time()
@@ -162,20 +155,11 @@ class Dispatcher:
             above = [work] if work.worker is None else self._listening(work.worker.job)
             self._job_events.tell(above, work, "queued", work.asked)
         pid, asker = (work.client.pid if work.client is not None else 0), work.worker
-        wishes = Wishes(
-            flight=work.ask.flight or None,
-            kind=work.kind,
-            retries=max(0, work.ask.retries),
-            priority=work.ask.priority,
-            alone=work.ask.alone,
-            spare=work.ask.spare,
-            away=work.ask.away is not None and work.client is not None and not work.ask.spare,
-        )
         owner, parent = (work.client.number if work.client else None), (asker.number if asker else None)
-        actions = self.scheduler.submit(work.key, wishes, owner=owner, parent=parent)
+        actions = self.scheduler.submit(work.key, work.spec, kind=work.kind, owner=owner, parent=parent)
         job = self.scheduler.job_of(work.key) or work.key
         part_of = asker.job if asker is not None else 0
-        self.history.asked(work.key, job, work.ask.label, pid, work.asked, part_of=part_of)
+        self.history.asked(work.key, job, work.spec.label, pid, work.asked, part_of=part_of)
         self.do(actions)
 
     @property
@@ -186,7 +170,7 @@ class Dispatcher:
     @property
     def awaited(self) -> bool:
         """True while any job except best-effort jobs is unfinished."""
-        return not all(work.ask.spare for work in self._jobs.values())
+        return not all(work.spec.best_effort for work in self._jobs.values())
 
     @property
     def broken(self) -> str | None:
@@ -285,7 +269,7 @@ class Dispatcher:
 
     def _watch_for_stall(self) -> None:
         stalled = self.scheduler.stalled
-        if not stalled and not self.scheduler.waits_to_be_alone:
+        if not stalled and not self.scheduler.waits_for_exclusion:
             if self._stall is not None:
                 self._stall.cancel()
                 self._stall = None
@@ -380,7 +364,7 @@ class Dispatcher:
 
     def _send_away(self, work: Work) -> None:
         self._job_events.tell([work], work, "away", self.loop.time())
-        self.farms.send(work.key, work.ask, work.payload)
+        self.farms.send(work.key, work.spec, work.payload)
 
     def _came(self, job: int, result: f.Result, payload: memoryview) -> None:
         """Deliver a farm's result."""
@@ -392,7 +376,7 @@ class Dispatcher:
     def _home(self, job: int, reason: str, detail: str, still: bool) -> None:
         """Run a job here that the farm does not run, or not in time."""
         for work in self._asking(job):
-            log.info("job %r stays at home: %s, %s", work.ask.label, reason, detail)
+            log.info("job %r stays at home: %s, %s", work.spec.label, reason, detail)
             work.stayed, work.why = reason, detail[:_SHOWN]
         self.do(self.scheduler.home(job, still=still))
 
@@ -407,7 +391,7 @@ class Dispatcher:
         """Remember the last worker of a job that waits for the farm only: the job's error names it."""
         if self.scheduler.awaits_farm(worker.job):
             for work in self._asking(worker.job):
-                log.info("job %r has failed here, and waits for the farm", work.ask.label)
+                log.info("job %r has failed here, and waits for the farm", work.spec.label)
                 work.failed = worker
 
     # ------------------------------------------------------------ reusable workers
@@ -435,7 +419,7 @@ class Dispatcher:
 
     # ------------------------------------------------------------ messages of workers
 
-    def _send(self, worker: Worker, message: msgspec.Struct, payload: memoryview | bytes = b"") -> None:
+    def _send(self, worker: Worker, message: Message, payload: memoryview | bytes = b"") -> None:
         if worker.connection is not None and not worker.connection.closed:
             worker.connection.send(message, payload)
 
@@ -474,7 +458,7 @@ class Dispatcher:
         if message.job in worker.keys:
             raise ProtocolError(f"sub-job number {message.job} is already in use")
         ask = outcomes.as_part(message, worker.work.ask)
-        ask.label = quantities.one_line(ask.label[:_SHOWN])
+        ask.spec = _printable(ask.spec)
         self.counters["sub_jobs"] += 1
         self._submit(Work(self._number(), ask, payload, None, worker), worker.keys)
 
@@ -522,7 +506,7 @@ class Dispatcher:
             return
         worker.exceeded = how
         log.warning(
-            "job %r in worker %s: %s (phase %r)", worker.work.ask.label, worker.pid, outcomes.describe(how), how.phase
+            "job %r in worker %s: %s (phase %r)", worker.work.spec.label, worker.pid, outcomes.describe(how), how.phase
         )
         self._kill(worker)
         # The callers must not wait for a process that the kernel does not end (a disk hangs, say).
@@ -531,7 +515,7 @@ class Dispatcher:
     def _suspended(self, worker: Worker) -> None:
         """Kill a worker that something keeps suspended. Its job is retried, or fails with this reason."""
         worker.broken = f"it was suspended for more than {self._patience:g} s (SIGSTOP, a debugger)"
-        log.warning("job %r in worker %s: %s", worker.work.ask.label, worker.pid, worker.broken)
+        log.warning("job %r in worker %s: %s", worker.work.spec.label, worker.pid, worker.broken)
         self._kill(worker)
 
     def _give_up(self, worker: Worker, how: Exceeded) -> None:
@@ -610,7 +594,7 @@ class Dispatcher:
             self.counters["not_begun"] += 1
             log.warning(
                 "could not start a worker for job %r: %s",
-                worker.work.ask.label,
+                worker.work.spec.label,
                 outcomes.why_unable(worker.exited, worker)[0],
             )
             pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** self.scheduler.missed(worker.job))
@@ -694,3 +678,8 @@ class Dispatcher:
     def _number(self) -> int:
         self._numbers += 1
         return self._numbers
+
+
+def _printable(spec: m.JobSpec) -> m.JobSpec:
+    """Return a job's specification with its label on one line, and not too long."""
+    return msgspec.structs.replace(spec, label=quantities.one_line(spec.label[:_SHOWN]))

@@ -38,6 +38,7 @@ from fxpool.pool.host import processes
 from fxpool.pool.wire import farm as f
 from fxpool.pool.wire import messages as m
 from fxpool.pool.wire.connection import Connection
+from fxpool.pool.wire.protocol import Message
 
 __all__ = ["Bridge", "Farm", "Farms", "Host", "start_bridge"]
 
@@ -99,7 +100,7 @@ def start_bridge(address: str) -> Bridge:
 class _Sent:
     """A job that the farm has, or that waits for the farm's first list of machines."""
 
-    submit: m.Submit
+    spec: m.JobSpec
     away: f.Away
     payload: memoryview
     since: float
@@ -131,13 +132,13 @@ class Farm:
 
     # ------------------------------------------------------------ jobs
 
-    def send(self, job: int, submit: m.Submit, payload: memoryview) -> None:
+    def send(self, job: int, spec: m.JobSpec, payload: memoryview) -> None:
         """Give a job to the farm; `Host.came` or `Host.home` follows, at the earliest in the loop's next turn."""
-        assert submit.away is not None
-        self._wanted = submit.away.builds
+        assert spec.away is not None
+        self._wanted = spec.away.builds
         now = self._loop.time()
-        self._jobs[job] = sent = _Sent(submit, submit.away, payload, now)
-        sent.timer = self._loop.call_later(submit.away.wait, self._too_late, job)
+        self._jobs[job] = sent = _Sent(spec, spec.away, payload, now)
+        sent.timer = self._loop.call_later(spec.away.wait, self._too_late, job)
         self._loop.call_soon(self._place, job)
 
     def recall(self, job: int) -> None:
@@ -173,12 +174,12 @@ class Farm:
             return
         order = f.Order(
             key=sent.away.key,
-            label=sent.submit.label,
+            label=sent.spec.label,
             function=sent.away.function,
             seal=sent.away.seal,
             environment=sent.away.environment,
             builds=sent.away.builds,
-            timeout=sent.submit.timeout,
+            timeout=sent.spec.timeout,
             payload=bytes(sent.payload),
         )
         sent.placed, sent.placed_at = True, self._loop.time()
@@ -187,7 +188,7 @@ class Farm:
         limit = max(sent.away.wait, 2 * max(self._seconds, default=0.0))
         sent.timer = self._loop.call_at(sent.since + limit, self._too_late, job)
         addresses = _likely(sent.away.key, equal)
-        run = f.Run(job=job, key=sent.away.key, priority=sent.submit.priority, machines=addresses)
+        run = f.Run(job=job, key=sent.away.key, priority=sent.spec.priority, machines=addresses)
         try:
             self._tell(run, msgspec.msgpack.encode(order))
             self.counts["sent"] += 1
@@ -210,7 +211,7 @@ class Farm:
         """
         now = self._loop.time()
         unstarted = [job for job, sent in self._jobs.items() if sent.placed and not sent.started and not sent.late]
-        unstarted.sort(key=lambda job: (self._jobs[job].submit.priority, -job))
+        unstarted.sort(key=lambda job: (self._jobs[job].spec.priority, -job))
         for number, job in enumerate(unstarted):
             there, waiting = self._queue(self._equal(self._jobs[job]))
             slots, jobs = self._host.load()
@@ -247,7 +248,7 @@ class Farm:
         self._paused_until = self._loop.time() + self._pause
         log.warning(
             "the farm %s has no result for job %r after %.0f s: running it here, too, and no new one there for %.0f s",
-            self.address, sent.submit.label, self._loop.time() - sent.since, self._pause,
+            self.address, sent.spec.label, self._loop.time() - sent.since, self._pause,
         )  # fmt: skip
         self._pause = min(_LONGEST_PAUSE, 2 * self._pause)
         self._host.home(job, "late", f"no result after {self._loop.time() - sent.since:.0f} s", True)
@@ -292,7 +293,7 @@ class Farm:
             self._silence.cancel()
         self._silence = self._loop.call_later(_SILENCE, self._end, f"its bridge was silent for {_SILENCE:g} s")
 
-    def _tell(self, message: msgspec.Struct, payload: bytes = b"") -> None:
+    def _tell(self, message: Message, payload: bytes = b"") -> None:
         if self._connection is not None and not self._connection.closed:
             self._connection.send(message, payload)
 
@@ -381,7 +382,7 @@ class Farm:
             ],
             "counters": dict(self.counts),
             "jobs": [
-                {"job": job, "label": sent.submit.label, "seconds": round(now - sent.since, 3), "late": sent.late}
+                {"job": job, "label": sent.spec.label, "seconds": round(now - sent.since, 3), "late": sent.late}
                 for job, sent in self._jobs.items()
             ],
         }
@@ -427,11 +428,11 @@ class Farms:
         """Connect to a farm ahead of its first job: an engine takes seconds for that."""
         self._farm(address).start()
 
-    def send(self, job: int, submit: m.Submit, payload: memoryview) -> None:
+    def send(self, job: int, spec: m.JobSpec, payload: memoryview) -> None:
         """Give a job to the farm that it names; see `Farm.send`."""
-        assert submit.away is not None
-        self._jobs[job] = farm = self._farm(submit.away.farm)
-        farm.send(job, submit, payload)
+        assert spec.away is not None
+        self._jobs[job] = farm = self._farm(spec.away.farm)
+        farm.send(job, spec, payload)
 
     def _farm(self, address: str) -> Farm:
         if address not in self._farms:

@@ -41,6 +41,6 @@ class JobEvents:
             if above.client is not None and above.key in self._watched:
                 above.client.connection.send(
                     m.JobEvent(
-                        job=above.ask.job, part=part, what=what, label=work.ask.label, at=at, worker=worker, name=name
+                        job=above.ask.job, part=part, what=what, label=work.spec.label, at=at, worker=worker, name=name
                     )
                 )

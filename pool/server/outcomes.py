@@ -47,6 +47,10 @@ class Work:
     why: str = ""  # its details
     failed: Worker | None = None  # its last worker here, if it waits for the farm only
 
+    @property
+    def spec(self) -> m.JobSpec:
+        return self.ask.spec
+
 
 @dataclass(eq=False)
 class Client:
@@ -151,51 +155,36 @@ class JobLogs:
 
 def as_part(ask: m.Submit, above: m.Submit) -> m.Submit:
     """Return a worker's request for a sub-job, completed with the fields inherited from its parent `above`."""
-    return msgspec.structs.replace(
-        ask,
-        environment={**above.environment, **ask.environment},
-        sys_path=above.sys_path,
-        cwd=above.cwd,
+    spec = msgspec.structs.replace(
+        ask.spec,
+        environment={**above.spec.environment, **ask.spec.environment},
+        sys_path=above.spec.sys_path,
+        cwd=above.spec.cwd,
         timeout=None,
         memory=None,
-        priority=above.priority,
-        levels=above.levels,
-        disabled=above.disabled,
-        flight="",
-        spare=False,
+        priority=above.spec.priority,
+        dedup_key="",
+        best_effort=False,
     )
+    return msgspec.structs.replace(ask, spec=spec, levels=above.levels, disabled=above.disabled)
 
 
 def order(worker: Worker, slots: int) -> m.Run:
     """Return the message that gives a worker its job."""
-    ask = worker.work.ask
-    return m.Run(
-        job=worker.job,
-        function=ask.function,
-        label=ask.label,
-        attempt=worker.attempt,
-        slots=slots,
-        environment=ask.environment,
-        sys_path=ask.sys_path,
-        cwd=ask.cwd,
-        levels=ask.levels,
-        disabled=ask.disabled,
-        scratch=str(worker.scratch),
-        runtime_root=str(worker.scratch.parents[2]),
-        reuse=ask.reuse,
-        preparation=ask.preparation,
-    )
+    scratch = worker.scratch
+    return m.Run(worker.job, worker.attempt, slots, worker.work.ask, str(scratch), str(scratch.parents[2]))
 
 
 def kind_of(ask: m.Submit) -> str:
     """Return a name that is equal for jobs that one worker may run: they agree in all that its first job sets up."""
-    environment, levels = sorted(ask.environment.items()), sorted(ask.levels.items())
-    return repr((environment, ask.sys_path, ask.cwd, levels, ask.disabled, ask.preparation))
+    spec = ask.spec
+    environment, levels = sorted(spec.environment.items()), sorted(ask.levels.items())
+    return repr((environment, spec.sys_path, spec.cwd, levels, ask.disabled, spec.preparation))
 
 
 def branch_of(ask: m.Submit) -> str:
     """Return a name that is equal for jobs whose preparation leads to the same process; "" without a preparation."""
-    if ask.preparation is None:
+    if ask.spec.preparation is None:
         return ""
     return hashlib.sha256(kind_of(ask).encode()).hexdigest()
 

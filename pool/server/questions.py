@@ -12,10 +12,9 @@ import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-import msgspec
-
 from fxpool.pool.server.outcomes import Client, Work, Worker
 from fxpool.pool.wire import messages as m
+from fxpool.pool.wire.protocol import Message
 
 __all__ = ["Questions"]
 
@@ -36,7 +35,7 @@ class Questions:
     def __init__(
         self,
         callers: Callable[[Worker], Iterable[Work]],
-        send: Callable[[Worker, msgspec.Struct, memoryview], None],
+        send: Callable[[Worker, Message, memoryview], None],
     ) -> None:
         self._callers, self._send = callers, send
         self._waiting: dict[int, _Question] = {}

@@ -28,7 +28,7 @@ class Records:
         if work.client.connection.full:
             if not work.dropped:
                 log.warning(
-                    "dropping log records of %r: client %d is not reading its socket", work.ask.label, work.client.pid
+                    "dropping log records of %r: client %d is not reading its socket", work.spec.label, work.client.pid
                 )
             work.dropped += 1
             self._counters["dropped_records"] += 1
@@ -41,21 +41,9 @@ class Records:
         """Report how many records of `work` were dropped. Called when the client reads again, and when the job ends."""
         if work.dropped and work.client is not None:
             text = (
-                f"{work.dropped} records and warnings of job {work.ask.label!r} were dropped because this process did "
+                f"{work.dropped} records and warnings of job {work.spec.label!r} were dropped because this process did "
             )
             text += "not read earlier ones"
             work.dropped = 0
-            record = m.LogRecord(
-                job=work.ask.job,
-                name="fxpool.pool",
-                level=logging.WARNING,
-                message=text,
-                pathname=__file__,
-                lineno=0,
-                function="",
-                process=0,
-                thread="",
-                created=0.0,
-                exc_text=None,
-            )
+            record = m.LogRecord("fxpool.pool", logging.WARNING, text, job=work.ask.job, pathname=__file__)
             work.client.connection.send(record)

@@ -4,7 +4,7 @@ Events are methods. Each returns a list of actions, which the server carries out
 owners are any hashable names chosen by the server, and outcomes are passed through unread.
 
 A **job** is queued or has one **worker**. It serves one or more **asks**, the requests of its callers: an ask for a
-job that already exists (the same `flight`) joins it. The job goes on as long as at least one ask is left, and all of
+job that already exists (the same `dedup_key`) joins it. The job goes on as long as at least one ask is left, and all of
 its asks receive the outcome.
 
 A worker holds a slot, has released its slot (it waits for sub-jobs), or wants a slot back. When its job's outcome has
@@ -19,10 +19,10 @@ of a resource: the job is started again, in up to `begins` workers in a row, and
 
 Between `hold` and `go_on` no job starts and no slot is granted.
 
-`admit` limits the number of running jobs while the host is short of memory. A job that is **alone** is exclusive: when
-it is next, it waits until no slot is held, and until it ends no other job starts and no slot is granted.
+`admit` limits the number of running jobs while the host is short of memory. When an **exclusive** job is
+next, it waits until no slot is held, and until it ends no other job starts and no slot is granted.
 
-A **spare** job is best effort. It has no owner, so it continues when its client leaves. It starts while most slots are
+A **best-effort** job has no owner, so it continues when its client leaves. It starts while most slots are
 free or, with few slots, when the server reports `quiet`: otherwise it would compete with its client's next jobs. Once
 several asks wait for it, those jobs need it, and any free slot will do. One runs at a time, because it may release its
 slot and run for long. It is given up if its worker cannot start. If too many are queued, the oldest is cancelled.
@@ -38,7 +38,7 @@ the older job.
 
 There is no deadlock with any number of slots, because a worker that waits for sub-jobs releases its slot. If it waits
 in a way that the worker does not notice (in `concurrent.futures.wait`, say), the pool is `stalled`, and `relieve` lets
-one more job run. After a timeout, `relieve` also starts an exclusive job beside others (`waits_to_be_alone`).
+one more job run. After a timeout, `relieve` also starts an exclusive job beside others (`waits_for_exclusion`).
 """
 
 from __future__ import annotations
@@ -46,6 +46,8 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Callable, Hashable
+
+import msgspec
 
 from fxpool.pool.server.decisions import (
     Action,
@@ -64,7 +66,8 @@ from fxpool.pool.server.decisions import (
     Send,
     Unavailable,
 )
-from fxpool.pool.server.scheduler_state import DEFAULT_WISHES, Job, Slot, Wishes, Worker
+from fxpool.pool.server.scheduler_state import Job, Slot, Worker
+from fxpool.pool.wire.messages import JobSpec
 
 __all__ = ["Scheduler"]
 
@@ -73,7 +76,7 @@ _MANY = 4
 # A best-effort job with this many asks does not wait for quiet, which jobs in a row do not leave.
 _WANTED = 3
 # Best-effort jobs that may be queued; each holds its payload, and outlasts its client.
-_MOST_SPARE = 64
+_MOST_BEST_EFFORT = 64
 
 
 class Scheduler:
@@ -90,7 +93,7 @@ class Scheduler:
         self._broken: str | None = None
         self._jobs: dict[int, Job] = {}
         self._asks: dict[int, int] = {}  # job by ask
-        self._flights: dict[Hashable, int] = {}
+        self._deduplicated: dict[str, int] = {}  # job by key
         self._workers: dict[int, Worker] = {}
         self._queue: dict[int, None] = {}
         self._parked: dict[int, None] = {}  # workers, the latest last
@@ -143,23 +146,23 @@ class Scheduler:
     @property
     def stalled(self) -> bool:
         """True if all slots are held by workers with unfinished sub-jobs, and those sub-jobs wait for a slot."""
-        waiting = self._used >= self.slots or self.waits_to_be_alone
+        waiting = self._used >= self.slots or self.waits_for_exclusion
         if not waiting or self._on_hold or not self._ready or self._next_helper() is None:
             return False
         return all(w.children and w.job is not None for w in self._workers.values() if w.slot is Slot.HELD)
 
     @property
-    def waits_to_be_alone(self) -> bool:
+    def waits_for_exclusion(self) -> bool:
         """True if the next job is exclusive and others still run."""
-        may_be = self._ready and self._used and not self._on_hold and not self._wanting and not self._held_alone()
+        may_be = self._ready and self._used and not self._on_hold and not self._wanting and not self._held_exclusively()
         head = self._head() if may_be else None
-        return head is not None and head.alone
+        return head is not None and head.spec.exclusive
 
     @property
     def waits_for_quiet(self) -> bool:
         """True if no slot is held, and only best-effort jobs are queued."""
-        idle = self._ready and not self._used and not self._on_hold and not self._runs_spare()
-        return idle and bool(self._queue) and all(self._jobs[j].spare for j in self._queue)
+        idle = self._ready and not self._used and not self._on_hold and not self._runs_best_effort()
+        return idle and bool(self._queue) and all(self._jobs[j].spec.best_effort for j in self._queue)
 
     # -- jobs
 
@@ -174,15 +177,16 @@ class Scheduler:
     def submit(
         self,
         job: int,
-        wishes: Wishes = DEFAULT_WISHES,
+        spec: JobSpec,
         *,
+        kind: Hashable | None = None,
         owner: Hashable = None,
         parent: int | None = None,
     ) -> list[Action]:
         """Add an ask of `owner`, or of a worker (`parent`)."""
         actions: list[Action] = []
-        flight, priority, retries = wishes.flight, wishes.priority, wishes.retries
-        if wishes.spare:
+        key = spec.dedup_key if parent is None else ""  # a sub-job ends exactly when the worker does
+        if spec.best_effort:
             owner = None
         if self._broken is not None:
             return [Deliver(job, Unavailable(self._broken), 0, None)]
@@ -191,30 +195,29 @@ class Scheduler:
             if asker is None or asker.job is None:
                 return [Deliver(job, Cancelled("the worker that submitted it ended"), 0, None)]
             asker.children[job] = None
-            owner, flight = None, None  # it ends exactly when the worker does
-        elif flight is not None and flight in self._flights:
-            known = self._jobs[self._flights[flight]]
-            known.asks[job] = owner
-            known.priority, known.retries = max(known.priority, priority), max(known.retries, retries)
-            self._asks[job] = known.job
-            if known.spare:
+            owner = None
+        elif key in self._deduplicated:
+            joined = self._jobs[self._deduplicated[key]]
+            joined.asks[job] = owner
+            priority, retries = max(joined.spec.priority, spec.priority), max(joined.spec.retries, spec.retries)
+            joined.spec = msgspec.structs.replace(joined.spec, priority=priority, retries=retries)
+            self._asks[job] = joined.job
+            if joined.spec.best_effort:
                 self._dispatch(actions)
             return actions
-        elif flight is not None:
-            self._flights[flight] = job
-        age = next(self._ages)
-        self._jobs[job] = known = Job(
-            job, {job: owner}, parent, flight, wishes.kind, retries, priority, age, wishes.alone, wishes.spare
-        )
+        if key:
+            self._deduplicated[key] = job
+        self._jobs[job] = Job(job, {job: owner}, parent, spec, kind, next(self._ages))
         self._asks[job] = job
-        if wishes.away:
-            known.away = True
+        if spec.away is not None and parent is None and not spec.best_effort:
+            self._jobs[job].away = True
             return [Send(job)]
         self._queue[job] = None
         self._dispatch(actions)
-        spare = [queued for queued in self._queue if self._jobs[queued].spare]
-        if len(spare) > _MOST_SPARE:
-            self._abort(spare[0], Cancelled(f"more than {_MOST_SPARE} best-effort jobs are queued"), actions)
+        best_effort = [queued for queued in self._queue if self._jobs[queued].spec.best_effort]
+        if len(best_effort) > _MOST_BEST_EFFORT:
+            reason = f"more than {_MOST_BEST_EFFORT} best-effort jobs are queued"
+            self._abort(best_effort[0], Cancelled(reason), actions)
         return actions
 
     def cancel(self, job: int, reason: str = "cancelled") -> list[Action]:
@@ -388,9 +391,9 @@ class Scheduler:
 
     def relieve(self) -> list[Action]:
         """Start one more job than there are slots, or start one beside an exclusive job, if nothing else can proceed
-        (see `stalled`, `waits_to_be_alone`)."""
+        (see `stalled`, `waits_for_exclusion`)."""
         actions: list[Action] = []
-        if self.stalled or self.waits_to_be_alone:
+        if self.stalled or self.waits_for_exclusion:
             self._run_next(actions, beside=True)
         return actions
 
@@ -439,14 +442,14 @@ class Scheduler:
         queue = [self._jobs[number] for number in self._queue]
         if self._admitted is not None and self.begun >= self._admitted:
             queue = [job for job in queue if job.parent is not None]
-        if self._runs_spare():
-            queue = [job for job in queue if not job.spare]
+        if self._runs_best_effort():
+            queue = [job for job in queue if not job.spec.best_effort]
         elif not self._quiet and (self.slots < _MANY or 2 * self.free < self.slots):
-            queue = [job for job in queue if not job.spare or len(job.asks) >= _WANTED]
+            queue = [job for job in queue if not job.spec.best_effort or len(job.asks) >= _WANTED]
         return min(queue, key=self._rank(), default=None)
 
-    def _runs_spare(self) -> bool:
-        return any(job.spare and job.worker is not None for job in self._jobs.values())
+    def _runs_best_effort(self) -> bool:
+        return any(job.spec.best_effort and job.worker is not None for job in self._jobs.values())
 
     def _rank(self) -> Callable[[Job], tuple[bool, int, int, int]]:
         """Return a key that sorts queued jobs in the order in which they start."""
@@ -458,7 +461,7 @@ class Scheduler:
 
         def rank(job: Job) -> tuple[bool, int, int, int]:
             load = min((held.get(owner, 0) for owner in self._owners(job)), default=0)
-            return job.parent is None, -job.priority, load, job.age
+            return job.parent is None, -job.spec.priority, load, job.age
 
         return rank
 
@@ -485,14 +488,14 @@ class Scheduler:
         while self._used < self.slots and self._run_next(actions):
             pass
 
-    def _held_alone(self) -> bool:
+    def _held_exclusively(self) -> bool:
         return any(
-            worker.slot is Slot.HELD and worker.job is not None and self._jobs[worker.job].alone
+            worker.slot is Slot.HELD and worker.job is not None and self._jobs[worker.job].spec.exclusive
             for worker in self._workers.values()
         )
 
     def _run_next(self, actions: list[Action], beside: bool = False) -> bool:
-        if self._on_hold or (not beside and self._held_alone()):
+        if self._on_hold or (not beside and self._held_exclusively()):
             return False
         if self._wanting:
             worker = self._workers[self._wanting.popleft()]
@@ -501,7 +504,7 @@ class Scheduler:
             actions.append(Grant(worker.worker))
             return True
         job = self._head() if self._ready else None
-        if job is None or (job.alone and self._used and not beside):
+        if job is None or (job.spec.exclusive and self._used and not beside):
             return False
         del self._queue[job.job]
         job.attempt += 1
@@ -541,8 +544,8 @@ class Scheduler:
     def _finish(self, job: Job, outcome: Outcome, actions: list[Action]) -> None:
         """Forget the job, deliver its outcome and end its sub-jobs. Its worker, if any, is left without a job."""
         del self._jobs[job.job]
-        if job.flight is not None:
-            del self._flights[job.flight]
+        if self._deduplicated.get(job.spec.dedup_key) == job.job:
+            del self._deduplicated[job.spec.dedup_key]
         if job.parent in self._workers:
             self._workers[job.parent].children.pop(job.job, None)
         for ask in job.asks:
@@ -600,11 +603,11 @@ class Scheduler:
             return
         outcome: Outcome | None = None
         if known.reached:
-            outcome = Died(how) if job.attempt > job.retries else None
+            outcome = Died(how) if job.attempt > job.spec.retries else None
         else:
             job.attempt -= 1  # it never ran
             job.missed += missed
-            outcome = NoWorker(how, job.missed) if job.missed >= (1 if job.spare else self._begins) else None
+            outcome = NoWorker(how, job.missed) if job.missed >= (1 if job.spec.best_effort else self._begins) else None
         if outcome is not None:
             self._fail(job, outcome, actions)
             del self._workers[worker]

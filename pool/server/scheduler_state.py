@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from fxpool.pool.server.decisions import Outcome
+from fxpool.pool.wire.messages import JobSpec
 
-__all__ = ["DEFAULT_WISHES", "Job", "Slot", "Wishes", "Worker"]
+__all__ = ["Job", "Slot", "Worker"]
 
 
 class Slot(Enum):
@@ -19,41 +20,20 @@ class Slot(Enum):
     WANTED = "wanted"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Wishes:
-    """Options of a job.
-
-    Jobs with the same `flight` have the same result, and jobs with the same `kind` may run in one worker. `retries` is
-    the number of worker deaths after which the job is tried again. Jobs of higher `priority` start first. `alone` makes
-    a job exclusive, `spare` best effort. `away`: the server's farm may run it.
-    """
-
-    flight: Hashable | None = None
-    kind: Hashable | None = None
-    retries: int = 1
-    priority: int = 0
-    alone: bool = False
-    spare: bool = False
-    away: bool = False
-
-
-DEFAULT_WISHES = Wishes()
-
-
 @dataclass
 class Job:
-    """A job. `job` is the number of its first ask, which may have left; `asks` maps its asks to their owners."""
+    """A job. `job` is the number of its first ask, which may have left; `asks` maps its asks to their owners.
+
+    `spec` is that of the first ask, with the highest priority and number of retries of all asks. Jobs of the same
+    `kind` may run in one worker.
+    """
 
     job: int
     asks: dict[int, Hashable]
     parent: int | None
-    flight: Hashable | None
+    spec: JobSpec
     kind: Hashable | None
-    retries: int
-    priority: int
     age: int
-    alone: bool
-    spare: bool = False
     attempt: int = 0
     losses: int = 0  # number of zygotes that died while it ran
     missed: int = 0  # number of workers in a row that did not reach its function

@@ -4,8 +4,8 @@
 
 A private server ends with its client, on Shutdown and on SIGTERM. The host's server (`ServerConfig.link`) ends after
 `idle_timeout` seconds without a client. On Shutdown, on SIGTERM, or when another server has replaced it, it accepts no
-new clients and ends when the jobs of its clients are done. Best-effort jobs (`Submit.spare`) postpone the idle timeout,
-but not such an end. All workers, the zygote and the private directory go with the server.
+new clients and ends when the jobs of its clients are done. Best-effort jobs (`JobSpec.best_effort`) postpone the idle
+timeout, but not such an end. All workers, the zygote and the private directory go with the server.
 """
 
 from __future__ import annotations

@@ -14,10 +14,8 @@ import socket
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
-import msgspec
-
 from fxpool.errors import ProtocolError
-from fxpool.pool.wire.protocol import PAYLOAD_CAP, Buffer, FrameDecoder, Outbox, encode
+from fxpool.pool.wire.protocol import PAYLOAD_CAP, Buffer, FrameDecoder, Message, Outbox, encode
 
 __all__ = ["PATIENCE", "Connection", "PeerNotReadingError"]
 
@@ -78,7 +76,7 @@ class Connection(Generic[M]):
         """True while the peer leaves more than its `outbox_cap` unread."""
         return self._outbox_cap is not None and self._outbox.size > self._outbox_cap
 
-    def send(self, message: msgspec.Struct, payload: Buffer = b"") -> None:
+    def send(self, message: Message, payload: Buffer = b"") -> None:
         """Send as much as the socket takes now, and the remaining bytes later. No-op when closed."""
         if self.closed or self._closing:
             return

@@ -12,6 +12,8 @@ from typing import Annotated, Any
 
 import msgspec
 
+from fxpool.pool.wire.protocol import Message
+
 __all__ = [
     "Away",
     "Connecting",
@@ -29,7 +31,7 @@ __all__ = [
 
 
 class Away(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """How a job may run on a farm: a part of `messages.Submit`.
+    """How a job may run on a farm: a part of `messages.JobSpec`.
 
     `farm` is the address of the farm, `key` is equal for jobs with the same result, from any host. `function` runs
     there with an `Order`, in place of the function of `Submit`. `seal` authenticates the payload. `environment` are the
@@ -43,7 +45,7 @@ class Away(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     seal: bytes
     environment: dict[str, str]
     builds: dict[str, str]
-    wait: float
+    wait: Annotated[float, msgspec.Meta(ge=0, lt=1e9)]
 
 
 class Order(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -107,7 +109,7 @@ def _field(fields: Mapping[str, Any], name: str, kind: type[Any]) -> Any:
 # ---------------------------------------------------------------- server to bridge
 
 
-class Run(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
+class Run(Message):
     """Runs a job on one of `machines`, which are addresses. The payload is the packed `Order`."""
 
     job: int
@@ -116,7 +118,7 @@ class Run(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
     machines: list[str]
 
 
-class Withdraw(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
+class Withdraw(Message):
     """Withdraws a job. It ends unless another host waits for it."""
 
     job: int
@@ -125,13 +127,13 @@ class Withdraw(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=Tru
 # ---------------------------------------------------------------- bridge to server
 
 
-class Machines(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
+class Machines(Message):
     """Lists the machines that the farm has now."""
 
     machines: list[Machine]
 
 
-class Result(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
+class Result(Message):
     """The job's function returned after `seconds` on the machine of this name; the payload is its result."""
 
     job: int
@@ -139,7 +141,7 @@ class Result(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True)
     seconds: float
 
 
-class Lost(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
+class Lost(Message):
     """The job has no result. `machine` is empty unless it failed there."""
 
     job: int
@@ -147,11 +149,11 @@ class Lost(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
     machine: str = ""
 
 
-class Connecting(msgspec.Struct, tag=True, forbid_unknown_fields=True):
+class Connecting(Message):
     """The bridge is connecting, which may take an engine a minute."""
 
 
-class Gone(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
+class Gone(Message):
     """The farm cannot be reached, and its jobs are lost. The bridge goes on trying, and lists the machines again."""
 
     reason: str

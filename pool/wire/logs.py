@@ -73,12 +73,7 @@ class Forwarder:
 
     def _print(self, name: str, text: str) -> None:
         """Send text that the job printed."""
-        empty: dict[str, Any] = dict.fromkeys(("pathname", "function", "thread"), "")
-        self._forward(
-            m.LogRecord(
-                job=0, name=name, level=0, message=_text(text), lineno=0, process=0, created=0.0, exc_text=None, **empty
-            )
-        )
+        self._forward(m.LogRecord(name, 0, _text(text)))
 
     def _log(self, record: logging.LogRecord) -> None:
         try:
@@ -90,7 +85,6 @@ class Forwarder:
             exc_text = logging.Formatter().formatException(record.exc_info)
         self._forward(
             m.LogRecord(
-                job=0,
                 name=record.name,
                 level=record.levelno,
                 message=_text(text),
@@ -117,7 +111,6 @@ class Forwarder:
         kind = f"{category.__module__}:{category.__qualname__}"
         self._forward(
             m.WarningRecord(
-                job=0,
                 message=_text(str(message)),
                 category=kind,
                 filename=_text(filename),
@@ -132,19 +125,7 @@ class Forwarder:
             return
         if not self._left:
             text = f"dropping further records and warnings of this job, after {_RECORDS_KEPT}"
-            record = m.LogRecord(
-                job=0,
-                name=__name__,
-                level=logging.WARNING,
-                message=text,
-                pathname=__file__,
-                lineno=0,
-                function="",
-                process=0,
-                thread="",
-                created=0.0,
-                exc_text=None,
-            )
+            record = m.LogRecord(__name__, logging.WARNING, text, pathname=__file__)
         self._send(record)
 
 

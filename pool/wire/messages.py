@@ -3,33 +3,28 @@
 msgspec checks the type of every field while it decodes, so that malformed input never runs code. Payloads (a job's
 input and output, pickled exceptions) are not fields: they follow the message as opaque bytes (see `protocol`).
 
-| direction         | messages                                                                                |
-|-------------------|-----------------------------------------------------------------------------------------|
-| client -> server  | Hello, Submit, Cancel, Answer, Pause, StatusQuery, HistoryQuery, Ping, Shutdown         |
-| server -> client  | Welcome, Refused, ZygoteState, Started, JobEvent, LogRecord, WarningRecord, Asked, Done, |
-|                   | Failed, Paused, GoneOn, Status, History, Pong, Leaving                                  |
-| server -> worker  | Run, Granted, SlotsReply, Answered, Started, Done, Failed                               |
-| worker -> server  | Begun, Unable, Returned, Phase, Submit, Cancel, Ask, Waiting, Resume, SlotsQuery,       |
-|                   | LogRecord, WarningRecord                                                                |
-| server -> zygote  | Prepare, Fork, Kill, WarmUp, Stop, GoOn, Rest                                           |
-| zygote -> server  | Prepared, Forked, Deferred, Exited, Resting                                             |
-| branch -> zygote  | Prepared, NoBranch, Forked, Outdated, Exited, Resting                                   |
-
-A branch receives from the zygote what the zygote receives from the server.
+The unions are at the end. A branch receives from the zygote what the zygote receives from the server.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
 
 from fxpool.pool.wire.farm import Away
+from fxpool.pool.wire.protocol import Message
+
+#: Seconds: an upper limit for timeouts, within the range of the event loop's clock.
+LONGEST = 1e9
+#: The limits of a job, by their names in `JobSpec`.
+Limit = Literal["timeout", "memory"]
 
 # ---------------------------------------------------------------- handshake
 
 
-class Hello(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
+class Hello(Message):
     """First frame of a client. A `visitor` only queries or measures; it does not keep a server alive."""
 
     protocol: int
@@ -38,7 +33,7 @@ class Hello(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
     visitor: bool = False
 
 
-class Welcome(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
+class Welcome(Message):
     """First frame of the server to a client that it accepts."""
 
     protocol: int
@@ -47,7 +42,7 @@ class Welcome(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True
     slots: int
 
 
-class Refused(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
+class Refused(Message):
     """First and last frame of the server to a client that it refuses."""
 
     reason: str
@@ -67,51 +62,81 @@ class Preparation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     argument: bytes
 
 
-class Submit(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True, omit_defaults=True):
+class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A job's environment, limits and priority.
+
+    Attributes:
+        label: name shown in messages and logs.
+        environment: variables added to those of the zygote; None removes a variable.
+        sys_path: directories put before the zygote's import path.
+        cwd: the working directory; None: the server's private directory, which holds no input for a job.
+        timeout: seconds of wall time for an attempt; None means the server's limit.
+        memory: bytes for all of the job's processes; None means the server's limit.
+        retries: number of worker deaths after which the job is tried again.
+        priority: queued jobs of higher priority start first.
+        dedup_key: jobs with the same non-empty key have the same result, so that a job submitted while another is
+            queued or running waits for it (single-flight), whichever client submits it.
+        reuse: the job leaves its process unchanged, and may run in a worker that ran such jobs before, with the same
+            environment, sys_path, cwd and log levels.
+        exclusive: no other job may run at the same time.
+        best_effort: the job is for later callers. The server runs it while most slots are free, even after this
+            process has left.
+        away: how a farm may run the job instead of this host.
+        preparation: a function that workers call before the job, and its argument. Later workers of such jobs, in the
+            same environment, are forked from a process that has called it.
+
+    A sub-job inherits its parent's environment, to which its own entries are added, and its sys_path, cwd and priority.
+    It is under its parent's limits. Its own values of these fields, `dedup_key` and `best_effort` are ignored, and it
+    has no preparation.
+
+    Raises:
+        ValueError: `timeout` is not a positive, finite number of seconds.
+    """
+
+    label: str
+    environment: Mapping[str, str | None] = {}
+    sys_path: Sequence[str] = ()
+    cwd: str | None = None
+    timeout: float | None = None
+    memory: int | None = None
+    retries: int = 1
+    priority: int = 0
+    dedup_key: str = ""
+    reuse: bool = False
+    exclusive: bool = False
+    best_effort: bool = False
+    preparation: Preparation | None = None
+    away: Away | None = None
+
+    def __post_init__(self) -> None:
+        if self.timeout is not None and not 0 < self.timeout < LONGEST:
+            raise ValueError(f"a job's timeout must be above 0 s and below {LONGEST:g} s, got {self.timeout}")
+
+
+class Submit(Message):
     """Submits a job or (from a worker) a sub-job; the payload is its input.
 
-    `job` is the sender's number for it. Jobs with the same `flight`, if it is not empty, have the same result: later
-    ones wait for the first, whichever client submits them. `timeout` is in seconds, `memory` in bytes for all of the
-    job's processes; None means the server's limit. `reuse`: the job leaves its process unchanged, and may run in a
-    worker that ran such jobs before, with the same environment, sys_path, cwd and log levels. `watched`: the client
-    receives a `JobEvent` at each step. `alone`: the job is exclusive; no other job may run at the same time. `spare`:
-    the job is best effort; it belongs to the server, which runs it while most slots are free. `answers`: the client
-    answers the job's questions (`Asked`). `away`: a farm may run the job.
-
-    A sub-job inherits its parent's environment, to which its own entries are added, and its sys_path, cwd, priority and
-    levels. It is under its parent's limits. Its own values of these fields, `flight` and `spare` are ignored, and it
-    has no preparation.
+    `job` is the sender's number for it. `levels` and `disabled` are the caller's log levels, which a sub-job inherits.
+    `watched`: the client receives a `JobEvent` at each step. `answers`: the client answers the job's questions
+    (`Asked`).
     """
 
     job: int
     function: str
-    label: str
-    environment: dict[str, str | None] = {}
-    sys_path: list[str] = []
-    cwd: str | None = None
-    timeout: float | None = None
-    retries: int = 1
-    priority: int = 0
+    spec: JobSpec
     levels: dict[str, int] = {}
     disabled: int = 0
-    flight: str = ""
-    memory: int | None = None
-    reuse: bool = False
     watched: bool = False
-    alone: bool = False
-    spare: bool = False
     answers: bool = False
-    preparation: Preparation | None = None
-    away: Away | None = None
 
 
-class Cancel(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
+class Cancel(Message):
     """Withdraws `job`. If no other caller waits for it, its worker's process group is killed."""
 
     job: int
 
 
-class Started(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
+class Started(Message):
     """Reports that `job` has a worker. From the second attempt on, `reason` says how the previous worker ended."""
 
     job: int
@@ -123,7 +148,7 @@ class Started(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True
 What = Literal["queued", "begun", "phase", "ended", "away", "returned"]
 
 
-class JobEvent(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True, omit_defaults=True):
+class JobEvent(Message):
     """Reports progress of a watched job or one of its sub-jobs: it is queued, has a worker, names a phase or has ended.
 
     `part` distinguishes the job (0) and its sub-jobs. `at` is `time.monotonic()`, the same clock for all processes of a
@@ -140,7 +165,7 @@ class JobEvent(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=Tru
     name: str = ""  # the phase, or the machine
 
 
-class Asked(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
+class Asked(Message):
     """Asks a caller of `job` a question of its worker, which only a caller can answer; the payload is the question.
 
     The client replies with an `Answer` of the same number. If several callers share the job, one of them is asked.
@@ -150,14 +175,14 @@ class Asked(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
     number: int
 
 
-class Answer(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
+class Answer(Message):
     """Answers Asked; the payload is the answer. Without `ok` this caller has no answer, and the next one is asked."""
 
     number: int
     ok: bool
 
 
-class Done(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
+class Done(Message):
     """The job's function returned; the payload is its result. `joined`: another caller had started the job.
 
     `machine`: the function of `Away` returned on this machine of the farm. `stayed` is the reason why a job that may
@@ -174,7 +199,7 @@ class Done(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
     why: str = ""
 
 
-class Failed(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True, omit_defaults=True):
+class Failed(Message):
     """The job has no result. For kind "exception" the payload is the exception (see `exceptions`).
 
     For kind "no_worker", `attempts` workers were started for it, but no worker reached its function; `code` is the name
@@ -182,7 +207,7 @@ class Failed(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True,
     """
 
     job: int
-    kind: Literal["exception", "died", "timeout", "memory", "cancelled", "unavailable", "no_worker"]
+    kind: Literal["exception", "died", "cancelled", "unavailable", "no_worker", Limit]
     worker: int | None = None
     attempts: int = 0
     seconds: float | None = None
@@ -196,38 +221,38 @@ class Failed(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True,
     code: str = ""
 
 
-class LogRecord(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
+class LogRecord(Message):
     """A log record of a worker. The server fills in `job`; `extra` holds the call's `extra` as plain data."""
 
-    job: int
     name: str
     level: int
     message: str
-    pathname: str
-    lineno: int
-    function: str
-    process: int
-    thread: str
-    created: float
-    exc_text: str | None
+    job: int = 0
+    pathname: str = ""
+    lineno: int = 0
+    function: str = ""
+    process: int = 0
+    thread: str = ""
+    created: float = 0.0
+    exc_text: str | None = None
     extra: dict[str, Any] = {}
 
 
-class WarningRecord(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
+class WarningRecord(Message):
     """A warning of a worker. `category` is "module:qualname"."""
 
-    job: int
     message: str
     category: str
     filename: str
     lineno: int
     module: str
+    job: int = 0
 
 
 # ---------------------------------------------------------------- about the pool
 
 
-class Pause(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
+class Pause(Message):
     """The client measures: suspend all workers and start no jobs, for at most `seconds`.
 
     Ends with the connection. Answered by Paused. If the client runs in a worker, that worker is not suspended.
@@ -236,37 +261,37 @@ class Pause(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
     seconds: float
 
 
-class Paused(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
+class Paused(Message):
     """Reply to `Pause`: all jobs are suspended. `workers` is the number of stopped workers."""
 
     workers: int
 
 
-class GoneOn(msgspec.Struct, tag=True, forbid_unknown_fields=True):
+class GoneOn(Message):
     """The client's pause has reached its time limit: workers run again."""
 
 
-class StatusQuery(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
+class StatusQuery(Message):
     """Asks for the server's state. Answered by Status with the same number."""
 
     number: int
 
 
-class Status(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
+class Status(Message):
     """Answers StatusQuery with plain data about the server."""
 
     number: int
     facts: dict[str, Any]
 
 
-class HistoryQuery(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
+class HistoryQuery(Message):
     """Asks for the jobs that changed after `since` (0: all known jobs). Answered by History with the same number."""
 
     number: int
     since: int = 0
 
 
-class JobRecord(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class JobRecord(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     """A job in `History`. Times are `time.monotonic()`.
 
     `change` is the number of its latest change. `askers` are the pids of the clients that requested it. `part_of` is
@@ -292,7 +317,7 @@ class JobRecord(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_d
     machine: str = ""
 
 
-class History(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
+class History(Message):
     """Answers HistoryQuery with the jobs that changed, the latest last.
 
     `latest` is the number of the latest change of any job; `now` is the server's time.
@@ -304,23 +329,23 @@ class History(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True
     jobs: list[JobRecord]
 
 
-class Ping(msgspec.Struct, tag=True, forbid_unknown_fields=True):
+class Ping(Message):
     """Asks whether the peer is alive. Answered by Pong."""
 
 
-class Pong(msgspec.Struct, tag=True, forbid_unknown_fields=True):
+class Pong(Message):
     """Answers Ping."""
 
 
-class Shutdown(msgspec.Struct, tag=True, forbid_unknown_fields=True):
+class Shutdown(Message):
     """Tells the server to end. A private server ends at once, with its jobs; the host's ends when its jobs are done."""
 
 
-class Leaving(msgspec.Struct, tag=True, forbid_unknown_fields=True):
+class Leaving(Message):
     """The server ends when its jobs are done. A client with new jobs must connect to another server."""
 
 
-class ZygoteState(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
+class ZygoteState(Message):
     """The zygote is ready for the first time ("ready"), or will never be ("broken", with the reason)."""
 
     state: Literal["ready", "broken"]
@@ -331,40 +356,32 @@ class ZygoteState(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=
 # ---------------------------------------------------------------- server and worker
 
 
-class Run(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True, omit_defaults=True):
+class Run(Message):
     """Gives a job to a worker; the payload is its input.
 
-    A worker applies the fields from `environment` to `scratch` only for its first job.
+    A worker applies environment, import path, directory, log levels and `scratch` only for its first job.
     """
 
     job: int
-    function: str
-    label: str
     attempt: int
     slots: int
-    environment: dict[str, str | None] = {}
-    sys_path: list[str] = []
-    cwd: str | None = None
-    levels: dict[str, int] = {}
-    disabled: int = 0
+    submit: Submit
     scratch: str = ""  # the worker creates this directory for temporary files; the server removes it
     runtime_root: str = ""  # holds the directories of this user's servers, and the measurement locks
-    reuse: bool = False
-    preparation: Preparation | None = None
 
 
-class Begun(msgspec.Struct, tag=True, forbid_unknown_fields=True):
+class Begun(Message):
     """The worker calls the job's function now: if it dies later, the job is blamed."""
 
 
-class Unable(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
+class Unable(Message):
     """The worker could not start its job and exits: the host refused a resource (`code`: the errno's name)."""
 
     reason: str
     code: str = ""
 
 
-class Returned(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
+class Returned(Message):
     """The job's function returned (`ok`; the payload is its result) or raised (the payload is the exception)."""
 
     ok: bool
@@ -373,48 +390,48 @@ class Returned(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=Tru
     stays: bool = False  # the worker waits for another Run
 
 
-class Phase(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
+class Phase(Message):
     """Names the current phase of the job. The name is reported if the worker dies in this phase."""
 
     name: str
 
 
-class Waiting(msgspec.Struct, tag=True, forbid_unknown_fields=True):
+class Waiting(Message):
     """The worker releases its slot while it waits for its sub-jobs."""
 
 
-class Resume(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
+class Resume(Message):
     """The worker's wait is over, and it requests a slot. Answered by Granted with the same number."""
 
     number: int
 
 
-class Granted(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
+class Granted(Message):
     """The worker holds a slot again."""
 
     number: int
 
 
-class SlotsQuery(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
+class SlotsQuery(Message):
     """Asks how many slots are free. Answered by SlotsReply with the same number."""
 
     number: int
 
 
-class SlotsReply(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
+class SlotsReply(Message):
     """Answers SlotsQuery."""
 
     number: int
     free: int
 
 
-class Ask(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
+class Ask(Message):
     """Asks a caller of the job; the payload is the question. Answered by Answered with the same number."""
 
     number: int
 
 
-class Answered(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
+class Answered(Message):
     """Answers Ask; the payload is the answer. Without `ok`, no caller could answer."""
 
     number: int
@@ -428,7 +445,7 @@ class Answered(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=Tru
 EXIT_IDLE = 100
 
 
-class Prepare(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
+class Prepare(Message):
     """First message to the zygote: import `preload` in this order, and call the functions of `idle`
     (``module:function``, separated by commas) once no client waits."""
 
@@ -437,7 +454,7 @@ class Prepare(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True
     idle: str = ""
 
 
-class Prepared(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
+class Prepared(Message):
     """Reply to `Prepare`: the zygote can fork, or (`failure`) why it never will."""
 
     pid: int
@@ -446,7 +463,7 @@ class Prepared(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=Tru
     failure: str = ""
 
 
-class Fork(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
+class Fork(Message):
     """Fork a worker. The worker's end of its socket is attached to this message.
 
     Workers of one `branch` have the same preparation, environment, import path and directory.
@@ -457,39 +474,39 @@ class Fork(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
     branch: str = ""
 
 
-class WarmUp(msgspec.Struct, tag=True, forbid_unknown_fields=True):
+class WarmUp(Message):
     """Make the idle calls now, because many workers will be forked and each of them will start faster."""
 
 
-class Stop(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
+class Stop(Message):
     """Stop a worker's process group (SIGSTOP)."""
 
     worker: int
 
 
-class GoOn(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
+class GoOn(Message):
     """Resume a worker's process group (SIGCONT)."""
 
     worker: int
 
 
-class Rest(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
+class Rest(Message):
     """Suspend the idle calls (`on`), or allow them again. Answered by Resting."""
 
     on: bool
 
 
-class Resting(msgspec.Struct, tag=True, forbid_unknown_fields=True):
+class Resting(Message):
     """Reply to `Rest`: earlier orders have been carried out."""
 
 
-class Kill(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
+class Kill(Message):
     """Kill a worker's process group. The zygote does this, because only it knows that the pid has not been reaped."""
 
     worker: int
 
 
-class Forked(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
+class Forked(Message):
     """A worker was forked, which took `seconds`. `prepared`: from a branch, so that it needs no preparation."""
 
     worker: int
@@ -498,70 +515,46 @@ class Forked(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True)
     prepared: bool = False
 
 
-class Deferred(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
+class Deferred(Message):
     """A worker is forked later, from a branch that another worker is making."""
 
     worker: int
 
 
-class NoBranch(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
+class NoBranch(Message):
     """A worker could not make a branch, and no other worker could either."""
 
     reason: str
 
 
-class Outdated(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
+class Outdated(Message):
     """A branch returns `order` with its socket, and ends: a file that its preparation read has changed (`reason`)."""
 
     order: Fork
     reason: str
 
 
-class Exited(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
+class Exited(Message):
     """A worker has ended: it was reaped, and its process group killed. `failure` says why it could not be forked, if
     that is the reason; `code` is the errno's name."""
 
     worker: int
-    exit_code: int | None
-    signal: int | None
+    exit_code: int | None = None
+    signal: int | None = None
     failure: str = ""
     code: str = ""
 
 
 ToServer = Hello | Submit | Cancel | Answer | Pause | StatusQuery | HistoryQuery | Ping | Shutdown
 ToClient = (
-    Welcome
-    | Refused
-    | ZygoteState
-    | Started
-    | JobEvent
-    | LogRecord
-    | WarningRecord
-    | Asked
-    | Done
-    | Failed
-    | Paused
-    | GoneOn
-    | Status
-    | History
-    | Pong
-    | Leaving
-)
+    Welcome | Refused | ZygoteState | Started | JobEvent | LogRecord | WarningRecord | Asked | Done | Failed | Paused |
+    GoneOn | Status | History | Pong | Leaving
+)  # fmt: skip
 ToWorker = Run | Granted | SlotsReply | Answered | Started | Done | Failed
 FromWorker = (
-    Begun
-    | Unable
-    | Returned
-    | Phase
-    | Submit
-    | Cancel
-    | Ask
-    | Waiting
-    | Resume
-    | SlotsQuery
-    | LogRecord
-    | WarningRecord
-)
+    Begun | Unable | Returned | Phase | Submit | Cancel | Ask | Waiting | Resume | SlotsQuery | LogRecord |
+    WarningRecord
+)  # fmt: skip
 ToZygote = Prepare | Fork | Kill | WarmUp | Stop | GoOn | Rest
 FromZygote = Prepared | Forked | Deferred | Exited | Resting
 FromBranch = Prepared | NoBranch | Forked | Outdated | Exited | Resting

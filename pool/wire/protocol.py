@@ -34,6 +34,7 @@ __all__ = [
     "PROTOCOL_VERSION",
     "Channel",
     "FrameDecoder",
+    "Message",
     "Outbox",
     "check_peer",
     "decoder_of",
@@ -57,7 +58,11 @@ M = TypeVar("M")
 Buffer = bytes | bytearray | memoryview
 
 
-def encode(message: msgspec.Struct, payload: Buffer = b"") -> list[Buffer]:
+class Message(msgspec.Struct, tag=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The base of all messages: the name of the class is sent with the fields."""
+
+
+def encode(message: Message, payload: Buffer = b"") -> list[Buffer]:
     """Return the frame of `message` as buffers to send one after the other. The payload is not copied.
 
     Raises ProtocolError if the frame exceeds the cap that every peer has.
@@ -209,7 +214,7 @@ class Channel(Generic[M]):
         self._decoder: FrameDecoder[M] = FrameDecoder(kinds, cap=cap)
         self._lock = forks.lock(self, "_lock")
 
-    def send(self, message: msgspec.Struct, payload: Buffer = b"") -> None:
+    def send(self, message: Message, payload: Buffer = b"") -> None:
         """Send a frame. Raises OSError if the peer is gone, ProtocolError if the frame is over the cap."""
         parts = encode(message, payload)
         with self._lock:

@@ -27,13 +27,11 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
-import msgspec
-
 from fxpool import forks
 from fxpool.errors import PoolUnavailableError, ProtocolError
 from fxpool.pool.wire import exceptions, logs
 from fxpool.pool.wire import messages as m
-from fxpool.pool.wire.protocol import Buffer, Channel, decoder_of, encode
+from fxpool.pool.wire.protocol import Buffer, Channel, Message, decoder_of, encode
 from fxpool.pool.worker import preparing
 
 __all__ = ["EXIT_SETUP", "JobContext", "current_job", "say_unable"]
@@ -65,7 +63,7 @@ class _Link:
         self._waiters = 0
         self.left = False
 
-    def send(self, message: msgspec.Struct, payload: Buffer = b"") -> None:
+    def send(self, message: Message, payload: Buffer = b"") -> None:
         if self.left:
             if isinstance(message, (m.LogRecord, m.WarningRecord)):
                 if getattr(message, "name", "") not in logs.STREAMS:  # printed text is in the worker's log already
@@ -85,7 +83,7 @@ class _Link:
                 self._reader = threading.Thread(target=self._receive, name="fxpool-worker", daemon=True)
                 self._reader.start()
 
-    def ask(self, make: Callable[[int], msgspec.Struct], payload: Buffer = b"") -> Any:
+    def ask(self, make: Callable[[int], Message], payload: Buffer = b"") -> Any:
         """Send the message `make(number)`, and return the reply when it arrives."""
         self.listen()
         number = next(self.numbers)
@@ -193,7 +191,7 @@ class JobContext:
 
     def __init__(self, run: m.Run, link: _Link) -> None:
         self.id = run.job
-        self.label = run.label
+        self.label = run.submit.spec.label
         self.attempt = run.attempt
         self.slots = run.slots
         self.runtime_root = run.runtime_root
@@ -209,13 +207,13 @@ class JobContext:
         retries: int = 1,
         reuse: bool = False,
         environment: Mapping[str, str | None] | None = None,
-        alone: bool = False,
+        exclusive: bool = False,
     ) -> concurrent.futures.Future[bytes]:
         """Run `function` ("package.module:qualname") on `payload` in another worker; return a `SubJob`.
 
         The sub-job has this job's environment, to which `environment` is applied, its sys_path, cwd and log levels, and
-        ends with it. `reuse` is that of `JobSpec`. `alone` makes the sub-job exclusive, unless other jobs do not end
-        within seconds; this job must wait for it. Raises ProtocolError if the payload is over the cap of a frame.
+        ends with it. `reuse` is that of `JobSpec`. `exclusive`: no other job runs at the same time, unless others do
+        not end within seconds; this job must wait for it. Raises ProtocolError if the payload exceeds a frame's cap.
         """
         link = self._link
         link.listen()
@@ -223,19 +221,10 @@ class JobContext:
         future = SubJob(link, number, label)
         link.futures[number] = future
         try:
-            surroundings = dict(environment or {})
-            link.send(
-                m.Submit(
-                    job=number,
-                    function=function,
-                    label=label,
-                    environment=surroundings,
-                    retries=retries,
-                    reuse=reuse,
-                    alone=alone,
-                ),
-                payload,
+            spec = m.JobSpec(
+                label=label, environment=environment or {}, retries=retries, reuse=reuse, exclusive=exclusive
             )
+            link.send(m.Submit(number, function, spec), payload)
         except ProtocolError:
             del link.futures[number]
             raise
@@ -314,7 +303,9 @@ def main(sock: socket.socket, branching: Branching | None = None, prepared: bool
             del payload, frame
             _flush()
             # A process with other threads, such as the one that receives, is not clean enough for another job.
-            stays = answer.stays = run.reuse and answer.ok and threading.active_count() == 1 and not _spoiled()
+            stays = answer.stays = (
+                run.submit.spec.reuse and answer.ok and threading.active_count() == 1 and not _spoiled()
+            )
             try:
                 link.channel.send(answer, result)
             except ProtocolError as error:
@@ -336,20 +327,21 @@ def _run(
     global _current
     start = time.perf_counter()
     runner = sys._getframe()
+    submit = run.submit
     try:
         if first:
-            logs.Forwarder(link.send).install(run.levels, run.disabled)
-            if run.cwd is not None:
-                os.chdir(run.cwd)
+            logs.Forwarder(link.send).install(submit.levels, submit.disabled)
+            if submit.spec.cwd is not None:
+                os.chdir(submit.spec.cwd)
         link.channel.send(m.Begun())
         _current = JobContext(run, link)
-        if branching is not None and run.preparation is not None:
-            _prepare(run.preparation, run.scratch, branching, payload)
+        if branching is not None and submit.spec.preparation is not None:
+            _prepare(submit.spec.preparation, run.scratch, branching, payload)
         data = bytes(payload)
         payload.release()
-        result = _resolve(run.function)(data)
+        result = _resolve(submit.function)(data)
         if type(result) is not bytes:
-            raise TypeError(f"{run.function} returned {type(result).__qualname__}; a job must return bytes")
+            raise TypeError(f"{submit.function} returned {type(result).__qualname__}; a job must return bytes")
         return m.Returned(ok=True, seconds=time.perf_counter() - start, pid=os.getpid()), result
     except BaseException as error:
         seconds = time.perf_counter() - start
@@ -398,13 +390,14 @@ def _settle(run: m.Run, prepared: bool) -> None:
 
     A copy of a process that is `prepared` has them, with what the preparation changed there.
     """
+    spec = run.submit.spec
     if not prepared:
-        for name, value in run.environment.items():
+        for name, value in spec.environment.items():
             if value is None:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
-        if "TZ" in run.environment:
+        if "TZ" in spec.environment:
             time.tzset()
     if run.scratch:
         try:
@@ -415,12 +408,12 @@ def _settle(run: m.Run, prepared: bool) -> None:
         tempfile.tempdir = None
     if prepared:
         return
-    if run.sys_path:
-        sys.path[:] = list(dict.fromkeys([*run.sys_path, *sys.path]))
+    if spec.sys_path:
+        sys.path[:] = list(dict.fromkeys([*spec.sys_path, *sys.path]))
     # Forget directories that did not exist when the zygote searched them. Not invalidate_caches: it visits, and so
     # copies, the finders of all directories (3 ms after torch), which notice changed directories by themselves.
     for path in sys.path:
-        if sys.path_importer_cache.get(path, sys) is None or path in run.sys_path:
+        if sys.path_importer_cache.get(path, sys) is None or path in spec.sys_path:
             sys.path_importer_cache.pop(path, None)
 
 

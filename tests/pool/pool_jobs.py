@@ -572,7 +572,7 @@ def measured(data: bytes) -> bytes:
     futures = []
     for number in range(count):
         futures.append(job.submit("pool_jobs:interval", b"any", label=f"any {number}"))
-        futures.append(job.submit("pool_jobs:interval", b"alone", label=f"alone {number}", alone=True))
+        futures.append(job.submit("pool_jobs:interval", b"alone", label=f"alone {number}", exclusive=True))
     return b"\n".join(future.result() for future in futures)
 
 

@@ -59,19 +59,9 @@ def record(place: Place) -> dict[str, bytes]:
             warnings.simplefilter("ignore")
             pool.submit("pool_garbage:talk", json.dumps([str(out), str(into)]).encode(), JobSpec(label="talk")).result()
         # The answer is written down before it is sent, and what came was written by the thread that took it.
-        run = m.Run(
-            job=1,
-            function="pool_garbage:talk",
-            label="talk",
-            attempt=1,
-            slots=2,
-            environment={"A": "1", "B": None},
-            sys_path=["/x"],
-            cwd="/",
-            levels={"": 30},
-            disabled=0,
-            scratch="/scratch",
-        )
+        spec = JobSpec(label="talk", environment={"A": "1", "B": None}, sys_path=["/x"], cwd="/")
+        submit = m.Submit(job=1, function="pool_garbage:talk", spec=spec, levels={"": 30})
+        run = m.Run(job=1, attempt=1, slots=2, submit=submit, scratch="/scratch")
         to_worker = b"".join(encode(run, b"[]")) + into.read_bytes()
         return {"light": light, **more, "from worker": out.read_bytes(), "to worker": to_worker}
 
@@ -94,7 +84,8 @@ def _client_session(place: Place, flights: bool = False) -> None:
             client.submit("pool_jobs:chatter", b"", JobSpec(label="chatters")).result()
         if flights:
             both = [
-                client.submit("pool_jobs:worker_pid_slowly", b"", JobSpec(label="same", flight="one")) for _ in range(2)
+                client.submit("pool_jobs:worker_pid_slowly", b"", JobSpec(label="same", dedup_key="one"))
+                for _ in range(2)
             ]
             assert both[0].result() == both[1].result()
             assert client.submit("pool_jobs:gather", b"2", JobSpec(label="gathers")).result() == b"0 1"

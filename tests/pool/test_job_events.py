@@ -45,9 +45,9 @@ def test_a_job_and_its_sub_jobs(make_client: Make, place: Place) -> None:
 def test_one_that_joins_is_told_what_goes_on(make_client: Make, place: Place) -> None:
     first, second = make_client(host="env", idle_timeout=0.3), make_client(host="env", idle_timeout=0.3)
     mark = place.mark("mark-joined")
-    unwatched = first.submit("pool_jobs:wait_for_a_mark", str(mark).encode(), JobSpec(label="first", flight="f"))
+    unwatched = first.submit("pool_jobs:wait_for_a_mark", str(mark).encode(), JobSpec(label="first", dedup_key="f"))
     assert until(mark.exists)
-    steps, job = watched(second, "pool_jobs:wait_for_a_mark", str(mark).encode(), flight="f")
+    steps, job = watched(second, "pool_jobs:wait_for_a_mark", str(mark).encode(), dedup_key="f")
     assert until(lambda: any(step.what == "begun" for step in steps))
     place.mark("mark-joined-go").touch()
     assert job.result(timeout=60) == unwatched.result(timeout=60)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from pool_asks import ask
 
 from fxpool.pool.server.decisions import (
     Action,
@@ -20,7 +21,6 @@ from fxpool.pool.server.decisions import (
     Unavailable,
 )
 from fxpool.pool.server.scheduler import Scheduler
-from fxpool.pool.server.scheduler_state import Wishes
 
 
 def ready(slots: int = 1) -> Scheduler:
@@ -31,7 +31,7 @@ def ready(slots: int = 1) -> Scheduler:
 
 def send(scheduler: Scheduler, job: int, owner: str = "a", **wishes: Any) -> None:
     """Submit a job that goes to the farm."""
-    assert scheduler.submit(job, Wishes(away=True, **wishes), owner=owner) == [Send(job)]
+    assert ask(scheduler, job, away=True, **wishes, owner=owner) == [Send(job)]
 
 
 def late(scheduler: Scheduler, job: int) -> int:
@@ -53,7 +53,7 @@ def test_a_job_for_the_farm_is_not_queued() -> None:
     send(scheduler, 1)
     assert (scheduler.queued, scheduler.used, scheduler.running) == (0, 0, 0)
     assert (scheduler.job_of(1), scheduler.asks_of(1)) == (1, [1])
-    assert scheduler.submit(2, owner="a") == [Fork(1, 2, 1)], "it takes no slot"
+    assert ask(scheduler, 2, owner="a") == [Fork(1, 2, 1)], "it takes no slot"
 
 
 def test_a_job_for_the_farm_needs_no_zygote() -> None:
@@ -82,9 +82,9 @@ def test_a_job_that_the_farm_does_not_run_is_queued() -> None:
 
 def test_a_job_keeps_its_turn_while_it_is_away() -> None:
     scheduler = ready()
-    scheduler.submit(1, owner="a")
+    ask(scheduler, 1, owner="a")
     send(scheduler, 2)
-    scheduler.submit(3, owner="a")
+    ask(scheduler, 3, owner="a")
     assert scheduler.order == [3]
     assert scheduler.home(2) == []
     assert scheduler.order == [2, 3], "it is the older one"
@@ -101,7 +101,7 @@ def test_a_job_that_comes_home_waits_while_nothing_may_start() -> None:
 def test_the_farm_s_late_answer_kills_the_worker() -> None:
     scheduler = ready()
     worker = late(scheduler, 1)
-    scheduler.submit(2, owner="a")
+    ask(scheduler, 2, owner="a")
     assert scheduler.came(1, "theirs") == [Deliver(1, Answered("theirs"), 1, worker), Kill(worker)]
     assert is_over(scheduler, 1)
     assert scheduler.answered(worker, "ours") == [], "the first answer counts"
@@ -110,7 +110,7 @@ def test_the_farm_s_late_answer_kills_the_worker() -> None:
 
 def test_the_farm_s_late_answer_unqueues_the_job() -> None:
     scheduler = ready()
-    scheduler.submit(1, owner="a")
+    ask(scheduler, 1, owner="a")
     send(scheduler, 2)
     assert scheduler.home(2, still=True) == []
     assert scheduler.queued == 1
@@ -122,7 +122,7 @@ def test_the_farm_s_late_answer_unqueues_the_job() -> None:
 def test_the_farm_s_late_answer_ends_sub_jobs() -> None:
     scheduler = ready(2)
     parent = late(scheduler, 1)
-    (fork,) = scheduler.submit(2, parent=parent)
+    (fork,) = ask(scheduler, 2, parent=parent)
     assert isinstance(fork, Fork)
     actions = scheduler.came(1, "x")
     assert Deliver(2, Cancelled("the job that submitted it ended"), 1, fork.worker) in actions
@@ -166,15 +166,15 @@ def dead(scheduler: Scheduler, **wishes: Any) -> None:
 def test_the_last_death_of_a_late_job_leaves_it_to_the_farm() -> None:
     scheduler = ready()
     dead(scheduler)
-    assert scheduler.submit(2, owner="a") == [Fork(2, 2, 1)], "it takes no slot"
+    assert ask(scheduler, 2, owner="a") == [Fork(2, 2, 1)], "it takes no slot"
     assert scheduler.came(1, "theirs") == [Deliver(1, Answered("theirs"), 1, None)]
     assert is_over(scheduler, 1) and not scheduler.awaits_farm(1)
 
 
 def test_a_late_job_that_has_failed_at_home_fails_when_the_farm_loses_it() -> None:
     scheduler = ready()
-    dead(scheduler, flight="f")
-    assert scheduler.submit(2, Wishes(flight="f", away=True), owner="b") == [], "it waits as well"
+    dead(scheduler, dedup_key="f")
+    assert ask(scheduler, 2, dedup_key="f", away=True, owner="b") == [], "it waits as well"
     assert scheduler.home(1) == [Deliver(ask, Died("x"), 1, None) for ask in (1, 2)]
     assert is_over(scheduler, 1)
 
@@ -221,7 +221,7 @@ def test_a_late_job_waits_for_the_farm_if_zygotes_die_in_it() -> None:
     scheduler.zygote_lost("lost")
     assert scheduler.zygote_ready() == [Fork(2, 1, 1, "lost")]
     scheduler.reached(2)
-    scheduler.submit(2, owner="a")
+    ask(scheduler, 2, owner="a")
     scheduler.answered(3, "x")
     assert scheduler.zygote_lost("lost") == [] and scheduler.zygote_ready() == []
     end = Unavailable("the zygote died while running this job, 2 times")
@@ -230,24 +230,24 @@ def test_a_late_job_waits_for_the_farm_if_zygotes_die_in_it() -> None:
 
 def test_all_asks_of_a_flight_get_the_farm_s_answer() -> None:
     scheduler = ready()
-    send(scheduler, 1, flight="x")
-    assert scheduler.submit(2, Wishes(flight="x", away=True), owner="b") == [], "it is sent once"
-    assert scheduler.submit(3, Wishes(flight="x"), owner="c") == [], "it waits for the farm, too"
+    send(scheduler, 1, dedup_key="x")
+    assert ask(scheduler, 2, dedup_key="x", away=True, owner="b") == [], "it is sent once"
+    assert ask(scheduler, 3, dedup_key="x", owner="c") == [], "it waits for the farm, too"
     assert scheduler.came(1, "x") == [Deliver(ask, Answered("x"), 0, None) for ask in (1, 2, 3)]
-    send(scheduler, 4, flight="x")
+    send(scheduler, 4, dedup_key="x")
 
 
 def test_a_job_for_the_farm_joins_one_that_runs_at_home() -> None:
     scheduler = ready()
-    assert scheduler.submit(1, Wishes(flight="x"), owner="a") == [Fork(1, 1, 1)]
-    assert scheduler.submit(2, Wishes(flight="x", away=True), owner="b") == []
+    assert ask(scheduler, 1, dedup_key="x", owner="a") == [Fork(1, 1, 1)]
+    assert ask(scheduler, 2, dedup_key="x", away=True, owner="b") == []
     assert scheduler.came(2, "x") == scheduler.came(1, "x") == [], "the farm has neither"
 
 
 def test_the_last_ask_withdraws_the_job_from_the_farm() -> None:
     scheduler = ready()
-    send(scheduler, 1, flight="x")
-    scheduler.submit(2, Wishes(flight="x", away=True), owner="b")
+    send(scheduler, 1, dedup_key="x")
+    ask(scheduler, 2, dedup_key="x", away=True, owner="b")
     assert scheduler.cancel(1, "why") == [Deliver(1, Cancelled("why"), 0, None)], "another ask waits for it"
     assert scheduler.cancel(2, "why") == [Deliver(2, Cancelled("why"), 0, None), Recall(1)]
     assert is_over(scheduler, 1)
@@ -285,14 +285,14 @@ def test_a_broken_zygote_ends_jobs_at_the_farm() -> None:
     end = Unavailable("no zygote")
     assert scheduler.zygote_broken("no zygote") == [Deliver(1, end, 0, None), Recall(1)]
     assert is_over(scheduler, 1)
-    assert scheduler.submit(2, Wishes(away=True), owner="a") == [Deliver(2, end, 0, None)], "it is not sent"
+    assert ask(scheduler, 2, away=True, owner="a") == [Deliver(2, end, 0, None)], "it is not sent"
 
 
 @pytest.mark.parametrize("still", [False, True])
 def test_events_of_jobs_that_are_not_away_have_no_effect(still: bool) -> None:
     scheduler = ready()
-    scheduler.submit(1, owner="a")
-    scheduler.submit(2, owner="a")
+    ask(scheduler, 1, owner="a")
+    ask(scheduler, 2, owner="a")
     for job in (1, 2, 3):
         assert scheduler.home(job, still=still) == scheduler.came(job, "x") == []
     assert (scheduler.queued, scheduler.running) == (1, 1)

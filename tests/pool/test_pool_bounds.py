@@ -100,10 +100,10 @@ def test_a_job_is_begun_beside_another_below_the_mark(make_client: Make) -> None
 def test_status_shows_who_waits_for_what_and_the_memory(make_client: Make, place: Place) -> None:
     client = make_client(workers=1)
     mark = place.mark("mark-running")
-    running = run(client, "sleep", str(mark).encode(), label="first", flight="f")
+    running = run(client, "sleep", str(mark).encode(), label="first", dedup_key="f")
     assert until(mark.exists)
     waiting = run(client, "echo", label="second", priority=-1)
-    joined = run(client, "sleep", label="third", flight="f")
+    joined = run(client, "sleep", label="third", dedup_key="f")
     facts = client.status()
     assert [(one["label"], one["running"], one["joined"], one["priority"]) for one in facts["waiting"]] == [
         ("first", True, False, 0),

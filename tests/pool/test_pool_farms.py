@@ -19,6 +19,7 @@ from fxpool.pool.server.farms import Bridge, Farm, Farms, Host
 from fxpool.pool.wire import farm as f
 from fxpool.pool.wire import messages as m
 from fxpool.pool.wire.connection import Connection
+from fxpool.pool.wire.protocol import Message
 
 ADDRESS = "dask://127.0.0.1:9"
 BUILDS = {"torch": "1", "gcc": "2"}
@@ -53,7 +54,7 @@ class Peer:
     def _end(self, error: Exception | None) -> None:
         self.ended = True
 
-    def send(self, message: msgspec.Struct, payload: bytes = b"") -> None:
+    def send(self, message: Message, payload: bytes = b"") -> None:
         self._connection.send(message, payload)
 
     def list_machines(self, *machines: f.Machine) -> None:
@@ -114,7 +115,7 @@ def machine(
     )
 
 
-def submit(job: int, wait: float = 300.0, farm: str = ADDRESS, **more: Any) -> m.Submit:
+def submit(job: int, wait: float = 300.0, farm: str = ADDRESS, **more: Any) -> m.JobSpec:
     away = f.Away(
         farm=farm,
         key=f"key {job}",
@@ -124,7 +125,7 @@ def submit(job: int, wait: float = 300.0, farm: str = ADDRESS, **more: Any) -> m
         builds=BUILDS,
         wait=wait,
     )
-    return m.Submit(job=job, function="module:home", label=f"job {job}", away=away, **more)
+    return m.JobSpec(label=f"job {job}", away=away, **more)
 
 
 def give(farm: Farm | Farms, *jobs: int, wait: float = 300.0) -> None:

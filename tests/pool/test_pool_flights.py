@@ -19,8 +19,8 @@ from fxpool.pool.server.watch import Limits
 from fxpool.pool.wire import messages as m
 
 
-def ask(client: PoolClient, function: str, data: bytes = b"", flight: str = "f", **settings: Any) -> Job:
-    return client.submit(f"pool_jobs:{function}", data, JobSpec(label=function, flight=flight, **settings))
+def ask(client: PoolClient, function: str, data: bytes = b"", dedup_key: str = "f", **settings: Any) -> Job:
+    return client.submit(f"pool_jobs:{function}", data, JobSpec(label=function, dedup_key=dedup_key, **settings))
 
 
 def asleep(client: PoolClient, place: Place, **settings: Any) -> Job:
@@ -37,7 +37,7 @@ def counters(client: PoolClient) -> dict[str, int]:
 
 def test_one_worker_answers_all(client: PoolClient) -> None:
     jobs = [ask(client, "worker_pid_slowly") for _ in range(5)]
-    other = ask(client, "worker_pid_slowly", flight="g")
+    other = ask(client, "worker_pid_slowly", dedup_key="g")
     pids = {job.result(timeout=60) for job in jobs}
     assert len(pids) == 1
     assert other.result(timeout=60) not in pids
@@ -48,7 +48,7 @@ def test_one_worker_answers_all(client: PoolClient) -> None:
 
 
 def test_without_a_name_nothing_is_shared(client: PoolClient) -> None:
-    jobs = [ask(client, "worker_pid_slowly", flight="") for _ in range(2)]
+    jobs = [ask(client, "worker_pid_slowly", dedup_key="") for _ in range(2)]
     assert len({job.result(timeout=60) for job in jobs}) == 2
 
 
@@ -162,7 +162,7 @@ def test_so_does_the_largest_of_memory(client: PoolClient, limits: tuple[int, in
 def test_who_comes_when_it_was_ended_for_less_has_it_tried_again() -> None:
     """Between the kill and the worker's end, which no test can be quick enough for."""
     works = [
-        Work(n, m.Submit(job=n, function="f", label="l", timeout=t), memoryview(b""), None, None)
+        Work(n, m.Submit(job=n, function="f", spec=m.JobSpec(label="l", timeout=t)), memoryview(b""), None, None)
         for n, t in ((1, 1.0), (2, 9.0))
     ]
     worker = Worker(1, 1, works[0], 1, Path("log"), Path("scratch"), None)

@@ -137,7 +137,7 @@ def test_the_recorded_sessions_say_everything(sessions: dict[str, bytes]) -> Non
         assert {type(message).__name__ for message, _ in found} >= set(names.split())
         assert b"".join(b"".join(encode(*frame)) for frame in found) == sessions[way]
         assert len(sessions[way]) < 20_000
-    flights = [x.flight for x, _ in parse(sessions["to server"], m.ToServer)[0] if isinstance(x, m.Submit)]
+    flights = [x.spec.dedup_key for x, _ in parse(sessions["to server"], m.ToServer)[0] if isinstance(x, m.Submit)]
     assert flights.count("one") == 2
     assert any(x.joined for x, _ in parse(sessions["to client"], m.ToClient)[0] if isinstance(x, m.Done))
 
@@ -428,7 +428,9 @@ def test_a_client_that_reads_nothing(client: PoolClient, place: Place) -> None:
     with Watch(client, place) as watch:
         for number in range(5):
             with greeted(watch.client) as channel:
-                channel.send(m.Submit(job=number, function="pool_jobs:echo", label="much"), bytes(4 << 20))
+                channel.send(
+                    m.Submit(job=number, function="pool_jobs:echo", spec=m.JobSpec(label="much")), bytes(4 << 20)
+                )
                 assert until(partial(_is_unread, channel.sock, 100_000))
                 channel.sock.sendall(b"garbage that is long enough for a header")
     assert watch.log().count("not a frame of fxpool") == 5
@@ -507,7 +509,7 @@ def broken_answers(session: bytes) -> Iterator[tuple[bytes, str]]:
     yield resized(answer, payload=100_000), "inside a frame"
     yield answer[: HEADER.size - 1], "not a frame of fxpool"  # the rest of the header is that of the real answer
     yield b"".join(encode(m.Granted(number=1))), "known message"
-    yield b"".join(encode(m.Submit(job=1, function="pool_jobs:sleep", label="x"))) * 2, "already in use"
+    yield b"".join(encode(m.Submit(job=1, function="pool_jobs:sleep", spec=m.JobSpec(label="x")))) * 2, "already in use"
     yield session[: session.index(MAGIC, 1)] + b"garbage" * 9, "not a frame of fxpool"
 
 
@@ -578,12 +580,20 @@ def test_the_longest_submit(client: PoolClient, place: Place) -> None:
     busy = [client.submit("pool_jobs:wait_for_a_mark", str(mark).encode(), JobSpec(label="busy")) for mark in marks]
     assert until(lambda: all(mark.exists() for mark in marks))
     short = (
-        len(b"".join(encode(m.Submit(job=1, function="pool_jobs:echo", label="x", environment={"A": "a" * 70_000}))))
+        len(
+            b"".join(
+                encode(
+                    m.Submit(
+                        job=1, function="pool_jobs:echo", spec=m.JobSpec(label="x", environment={"A": "a" * 70_000})
+                    )
+                )
+            )
+        )
         - HEADER.size
     )
     text = "a" * (70_000 + META_CAP - short)
     with greeted(client) as channel:
-        channel.send(m.Submit(job=1, function="pool_jobs:echo", label="x", environment={"A": text}))
+        channel.send(m.Submit(job=1, function="pool_jobs:echo", spec=m.JobSpec(label="x", environment={"A": text})))
         assert until(lambda: client.status()["queued"] == 1)
         for mark in marks:
             mark.with_name(mark.name + "-go").touch()
@@ -603,7 +613,7 @@ def test_a_status_with_long_labels(client: PoolClient) -> None:
     server = client.server_pid
     with greeted(client) as channel:
         for number in range(2):
-            channel.send(m.Submit(job=number, function="pool_jobs:sleep", label="x" * (9 << 20)))
+            channel.send(m.Submit(job=number, function="pool_jobs:sleep", spec=m.JobSpec(label="x" * (9 << 20))))
         started = 0
         while started < 2:
             frame = channel.receive()
@@ -630,7 +640,7 @@ def test_a_buffer_goes_with_its_connection(client: PoolClient) -> None:
 def test_a_limit_that_is_no_number(client: PoolClient) -> None:
     client.start(wait=True)
     with greeted(client) as channel:
-        channel.send(m.Submit(job=1, function="pool_jobs:sleep", label="x", timeout=math.nan))
+        channel.send(m.Submit(job=1, function="pool_jobs:sleep", spec=m.JobSpec(label="x", timeout=math.nan)))
         channel.sock.settimeout(2)
         while (frame := channel.receive()) is not None:  # refused and closed, or
             if isinstance(frame[0], m.Failed):

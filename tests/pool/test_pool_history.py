@@ -133,7 +133,7 @@ def test_who_waits_for_whom(host: tuple[PoolClient, Path]) -> None:
     visit = hosts.Visit(link)
     try:
         jobs = [
-            client.submit("pool_jobs:sleep", b"", JobSpec(label=f"sleeps {number}", flight=str(number)))
+            client.submit("pool_jobs:sleep", b"", JobSpec(label=f"sleeps {number}", dedup_key=str(number)))
             for number in (0, 1, 2, 3, 0)
         ]
         facts: dict[str, Any] = {}

@@ -128,7 +128,7 @@ def test_those_who_start_it_at_once_get_one(place: Place, join: Make) -> None:
         from fxpool.pool import JobSpec, PoolClient, PoolConfig
         client = PoolClient(PoolConfig(host="env", workers=2, **{config!r}))
         sys.stdin.readline()
-        job = client.submit("pool_jobs:worker_pid_slowly", b"", JobSpec(label="same", flight="f"))
+        job = client.submit("pool_jobs:worker_pid_slowly", b"", JobSpec(label="same", dedup_key="f"))
         print(client.server_pid or job.result() and client.server_pid, job.result().decode(), flush=True)
         sys.stdin.readline()
     """
@@ -265,8 +265,8 @@ def test_what_a_client_asked_for_ends_with_it(join: Make, place: Place) -> None:
     alone = leaving.submit("pool_jobs:wait_for_a_mark", str(mark).encode(), JobSpec(label="alone"))
     assert until(mark.exists)
     shared = place.mark("mark-shared")
-    theirs = leaving.submit("pool_jobs:wait_for_a_mark", str(shared).encode(), JobSpec(label="shared", flight="f"))
-    mine = staying.submit("pool_jobs:wait_for_a_mark", str(shared).encode(), JobSpec(label="shared", flight="f"))
+    theirs = leaving.submit("pool_jobs:wait_for_a_mark", str(shared).encode(), JobSpec(label="shared", dedup_key="f"))
+    mine = staying.submit("pool_jobs:wait_for_a_mark", str(shared).encode(), JobSpec(label="shared", dedup_key="f"))
     assert until(shared.exists) and until(lambda: mine.worker_pid is not None)
     leaving.close()
     for job in (alone, theirs):
@@ -400,7 +400,7 @@ def test_a_look_from_outside(join: Make, place: Place) -> None:
     client = join()
     pid = pid_of(client)
     mark = place.mark("mark-seen")
-    job = client.submit("pool_jobs:wait_for_a_mark", str(mark).encode(), JobSpec(label="graph 7", flight="f"))
+    job = client.submit("pool_jobs:wait_for_a_mark", str(mark).encode(), JobSpec(label="graph 7", dedup_key="f"))
     assert until(mark.exists)
     (found,) = hosts.links(place.runtime)
     facts = hosts.status(found)

@@ -107,7 +107,7 @@ def test_a_job_runs_on_the_farm(distant: PoolClient) -> None:
 
 def test_jobs_that_may_not_leave_run_at_home(distant: PoolClient) -> None:
     assert ends(echo(distant, None)) == (b"ours", "", "")
-    assert ends(echo(distant, away(), spare=True)) == (b"ours", "", ""), "it is for later callers of this host"
+    assert ends(echo(distant, away(), best_effort=True)) == (b"ours", "", ""), "it is for later callers of this host"
     assert distant.status()["farms"] == []
 
 
@@ -125,9 +125,9 @@ def test_a_job_that_fails_there_runs_at_home(distant: PoolClient) -> None:
 
 def test_one_answer_serves_all_asks(distant: PoolClient, tmp_path: Path) -> None:
     mark = tmp_path / "mark"
-    first = wait(distant, mark, flight="f")
+    first = wait(distant, mark, dedup_key="f")
     assert until(beside(mark, "sent").exists, LIMIT)
-    second = wait(distant, mark, flight="f")
+    second = wait(distant, mark, dedup_key="f")
     assert until(lambda: len(distant.status()["waiting"]) == 2)
     beside(mark, "answer").touch()
     assert ends(first) == ends(second) == (b"theirs", MACHINE, "")
@@ -247,7 +247,7 @@ def test_a_wait_that_is_no_number_is_refused(seconds: float, distant: PoolClient
         sock.connect(str(Path(distant.status()["directory"]) / "socket"))
         channel: Channel[m.ToClient] = Channel(sock, m.ToClient)
         channel.send(m.Hello(protocol=PROTOCOL_VERSION, fxpool=__version__, pid=1))
-        channel.send(m.Submit(job=1, function="pool_jobs:echo", label="x", away=away(wait=seconds)))
+        channel.send(m.Submit(job=1, function="pool_jobs:echo", spec=m.JobSpec(label="x", away=away(wait=seconds))))
         while (frame := channel.receive()) is not None:  # until it is disconnected
             assert not isinstance(frame[0], m.Done)
     assert distant.status()["farms"] == []

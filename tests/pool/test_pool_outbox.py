@@ -39,7 +39,10 @@ def test_what_a_job_logs_is_dropped_while_nobody_reads_it_and_that_is_said(clien
     with sock:
         server = psutil.Process(client.status()["server_pid"])
         before = server.memory_info().rss
-        channel.send(m.Submit(job=1, function="pool_jobs:flood", label="the flood", levels={"": 10}), b"9000 60000")
+        channel.send(
+            m.Submit(job=1, function="pool_jobs:flood", levels={"": 10}, spec=m.JobSpec(label="the flood")),
+            b"9000 60000",
+        )
         assert until(lambda: (facts := client.status())["counters"]["jobs"] and not facts["waiting"], 50), (
             client.status()
         )

@@ -22,6 +22,7 @@ from fxpool.pool.wire.protocol import (
     PROTOCOL_VERSION,
     Channel,
     FrameDecoder,
+    Message,
     Outbox,
     check_peer,
     encode,
@@ -30,19 +31,21 @@ from fxpool.pool.wire.protocol import (
 SAMPLE = m.Submit(
     job=3,
     function="a.b:c",
-    label="graph 1",
-    environment={"A": "1", "B": None},
-    sys_path=["/x"],
-    cwd="/y",
-    timeout=1.5,
-    retries=2,
-    priority=1,
     levels={"": 30},
     disabled=0,
+    spec=m.JobSpec(
+        label="graph 1",
+        environment={"A": "1", "B": None},
+        sys_path=["/x"],
+        cwd="/y",
+        timeout=1.5,
+        retries=2,
+        priority=1,
+    ),
 )
 
 
-def frame_of(message: msgspec.Struct, payload: bytes = b"") -> bytes:
+def frame_of(message: Message, payload: bytes = b"") -> bytes:
     return b"".join(encode(message, payload))
 
 
@@ -54,7 +57,7 @@ def decoder(cap: int = PAYLOAD_CAP) -> FrameDecoder[m.ToServer]:
 @given(st.binary(max_size=5000), st.lists(st.integers(1, 700), min_size=1), st.text(max_size=50))
 def test_round_trip_in_any_portions(payload: bytes, portions: list[int], label: str) -> None:
     label = label.encode("utf-8", "ignore").decode()
-    sent = [m.Submit(job=1, function="f:g", label=label), m.Cancel(job=2), SAMPLE]
+    sent = [m.Submit(job=1, function="f:g", spec=m.JobSpec(label=label)), m.Cancel(job=2), SAMPLE]
     data = b"".join(frame_of(message, payload) for message in sent)
     under_test, got, at = decoder(), [], 0
     while at < len(data):
@@ -177,7 +180,7 @@ def test_extensions_are_refused_even_among_any_values() -> None:
 
 def test_senders_keep_to_the_cap() -> None:
     with pytest.raises(ProtocolError, match="maximum size"):
-        encode(m.Submit(job=1, function="f:g", label="x" * (META_CAP + 1)))
+        encode(m.Submit(job=1, function="f:g", spec=m.JobSpec(label="x" * (META_CAP + 1))))
 
 
 def test_outbox_sends_what_fits_and_the_rest_later() -> None:

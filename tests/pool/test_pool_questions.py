@@ -16,8 +16,8 @@ from fxpool.pool import Job, JobSpec, PoolClient
 Answer = Callable[[bytes], "bytes | None"]
 
 
-def submit(client: PoolClient, function: str, answer: Answer | None, data: bytes = b"?", flight: str = "") -> Job:
-    return client.submit(f"pool_jobs:{function}", data, JobSpec(label=function, flight=flight), on_ask=answer)
+def submit(client: PoolClient, function: str, answer: Answer | None, data: bytes = b"?", dedup_key: str = "") -> Job:
+    return client.submit(f"pool_jobs:{function}", data, JobSpec(label=function, dedup_key=dedup_key), on_ask=answer)
 
 
 class Open:
@@ -108,9 +108,9 @@ def clients(place: Place, make_client: Callable[..., PoolClient]) -> Iterator[li
 @pytest.mark.parametrize("leaves", ["does not know", "withdraws", "is gone"])
 def test_of_several_callers_the_next_is_asked(clients: list[PoolClient], leaves: str) -> None:
     asked = [Open(), Open(), Open()]
-    jobs = [submit(clients[0], "asks", asked[0], flight="f")]
+    jobs = [submit(clients[0], "asks", asked[0], dedup_key="f")]
     assert until(lambda: asked[0].questions)
-    jobs += [submit(clients[1], "asks", None, flight="f"), submit(clients[2], "asks", asked[2], flight="f")]
+    jobs += [submit(clients[1], "asks", None, dedup_key="f"), submit(clients[2], "asks", asked[2], dedup_key="f")]
     assert until(lambda: clients[0].status()["counters"]["joined"] == 2)
     if leaves == "withdraws":
         jobs[0].cancel()

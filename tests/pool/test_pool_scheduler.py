@@ -8,6 +8,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from pool_asks import ask
 
 from fxpool.pool.server.decisions import (
     Action,
@@ -26,7 +27,6 @@ from fxpool.pool.server.decisions import (
     Unavailable,
 )
 from fxpool.pool.server.scheduler import Scheduler
-from fxpool.pool.server.scheduler_state import Wishes
 
 
 def ready(slots: int = 1) -> Scheduler:
@@ -37,7 +37,7 @@ def ready(slots: int = 1) -> Scheduler:
 
 def start(scheduler: Scheduler, job: int, *, parent: int | None = None, **wishes: Any) -> int:
     """Submit a job that runs at once; its worker."""
-    (fork,) = scheduler.submit(job, Wishes(**wishes), owner="a", parent=parent)
+    (fork,) = ask(scheduler, job, **wishes, owner="a", parent=parent)
     assert isinstance(fork, Fork)
     scheduler.reached(fork.worker)
     return fork.worker
@@ -50,8 +50,8 @@ def test_needs_a_slot() -> None:
 
 def test_jobs_wait_for_the_zygote_and_then_for_slots() -> None:
     scheduler = Scheduler(1)
-    assert scheduler.submit(1, owner="a") == []
-    assert scheduler.submit(2, owner="a") == []
+    assert ask(scheduler, 1, owner="a") == []
+    assert ask(scheduler, 2, owner="a") == []
     assert scheduler.zygote_ready() == [Fork(1, 1, 1)]
     assert scheduler.answered(1, "x") == [Deliver(1, Answered("x"), 1, 1)]
     assert scheduler.queued == 1  # the slot is free when the process is gone
@@ -61,9 +61,9 @@ def test_jobs_wait_for_the_zygote_and_then_for_slots() -> None:
 def test_order_is_priority_then_age() -> None:
     scheduler = ready()
     first = start(scheduler, 1)
-    scheduler.submit(2, owner="a")
-    scheduler.submit(3, Wishes(priority=5), owner="a")
-    scheduler.submit(4, Wishes(priority=5), owner="a")
+    ask(scheduler, 2, owner="a")
+    ask(scheduler, 3, priority=5, owner="a")
+    ask(scheduler, 4, priority=5, owner="a")
     order = []
     worker = first
     for _ in range(3):
@@ -94,7 +94,7 @@ def test_no_retries() -> None:
 def test_a_retried_job_keeps_its_place() -> None:
     scheduler = ready()
     worker = start(scheduler, 1)
-    scheduler.submit(2, owner="a")
+    ask(scheduler, 2, owner="a")
     (fork,) = scheduler.exited(worker, "x")
     assert isinstance(fork, Fork)
     assert fork.job == 1
@@ -103,18 +103,18 @@ def test_a_retried_job_keeps_its_place() -> None:
 def test_cancel_queued_and_running() -> None:
     scheduler = ready()
     worker = start(scheduler, 1)
-    scheduler.submit(2, owner="a")
+    ask(scheduler, 2, owner="a")
     assert scheduler.cancel(2, "why") == [Deliver(2, Cancelled("why"), 0, None)]
     assert scheduler.cancel(1, "why") == [Deliver(1, Cancelled("why"), 1, worker), Kill(worker)]
     assert scheduler.cancel(1) == []
-    assert scheduler.submit(3, owner="a") == []  # the worker is not gone yet
+    assert ask(scheduler, 3, owner="a") == []  # the worker is not gone yet
     assert scheduler.exited(worker, "signal 9") == [Fork(2, 3, 1)]
 
 
 def test_a_job_does_not_wait_for_a_worker_that_does_not_end() -> None:
     scheduler = ready()
     worker = start(scheduler, 1)
-    scheduler.submit(2, owner="a")
+    ask(scheduler, 2, owner="a")
     assert scheduler.given_up(worker, "over its time") == [Deliver(1, Died("over its time"), 1, worker), Kill(worker)]
     assert scheduler.given_up(worker, "over its time") == []
     assert scheduler.exited(worker, "signal 9") == [Fork(2, 2, 1)]  # its slot was not free before
@@ -124,8 +124,8 @@ def test_no_job_is_begun_beside_those_admitted() -> None:
     scheduler = ready(3)
     parent = start(scheduler, 1)
     assert scheduler.admit(0) == []
-    assert scheduler.submit(2, owner="a") == []
-    assert scheduler.submit(3, parent=parent) == [Fork(2, 3, 1)]  # a part of what runs
+    assert ask(scheduler, 2, owner="a") == []
+    assert ask(scheduler, 3, parent=parent) == [Fork(2, 3, 1)]  # a part of what runs
     assert scheduler.begun == 1
     assert scheduler.exited(parent, "died")[-1] == Kill(2)  # its retry waits, too
     scheduler.exited(2, "killed")
@@ -151,7 +151,7 @@ def test_nobody_is_blamed_for_the_zygote_but_one_that_is_always_there() -> None:
 
 def test_a_worker_that_did_not_reach_its_job_costs_it_nothing() -> None:
     scheduler = ready()
-    (fork,) = scheduler.submit(1, Wishes(retries=0), owner="a")
+    (fork,) = ask(scheduler, 1, retries=0, owner="a")
     for number in range(2, 9):
         assert isinstance(fork, Fork)
         assert scheduler.missed(1) == number - 2
@@ -163,7 +163,7 @@ def test_a_worker_that_did_not_reach_its_job_costs_it_nothing() -> None:
 
 def test_patience_with_the_host_begins_again_when_a_worker_reached_its_job() -> None:
     scheduler = ready()
-    scheduler.submit(1, Wishes(retries=1), owner="a")
+    ask(scheduler, 1, retries=1, owner="a")
     for worker in range(1, 8):
         scheduler.exited(worker, "no room")
     scheduler.reached(8)
@@ -191,8 +191,8 @@ def test_a_job_that_no_worker_can_be_given_ends_at_once() -> None:
 def test_waiting_lends_the_slot_and_resume_comes_first() -> None:
     scheduler = ready()
     parent = start(scheduler, 1)
-    scheduler.submit(2, owner="b")
-    assert scheduler.submit(3, owner="a", parent=parent) == []
+    ask(scheduler, 2, owner="b")
+    assert ask(scheduler, 3, owner="a", parent=parent) == []
     (fork,) = scheduler.waiting(parent)
     assert fork == Fork(2, 3, 1)  # the sub-job before the older job
     scheduler.reached(2)
@@ -210,7 +210,7 @@ def test_sub_jobs_end_with_the_worker_that_asked(end: str) -> None:
     parent = start(scheduler, 1, retries=0)
     child = start(scheduler, 2, parent=parent)
     grandchild = start(scheduler, 3, parent=child)
-    scheduler.submit(4, owner="a", parent=parent)  # queued
+    ask(scheduler, 4, owner="a", parent=parent)  # queued
     actions = {
         "answered": lambda: scheduler.answered(parent, None),
         "cancel": lambda: scheduler.cancel(1),
@@ -227,7 +227,7 @@ def test_a_sub_job_of_a_worker_without_a_job_is_refused() -> None:
     scheduler = ready()
     worker = start(scheduler, 1)
     scheduler.cancel(1)
-    (deliver,) = scheduler.submit(2, owner="a", parent=worker)
+    (deliver,) = ask(scheduler, 2, owner="a", parent=worker)
     assert isinstance(deliver, Deliver)
     assert isinstance(deliver.outcome, Cancelled)
 
@@ -235,8 +235,8 @@ def test_a_sub_job_of_a_worker_without_a_job_is_refused() -> None:
 def test_an_owner_s_jobs_end_when_it_leaves() -> None:
     scheduler = ready()
     worker = start(scheduler, 1)
-    scheduler.submit(2, owner="a")
-    scheduler.submit(3, owner="b")
+    ask(scheduler, 2, owner="a")
+    ask(scheduler, 3, owner="b")
     actions = scheduler.owner_left("a")
     assert {a.job for a in actions if isinstance(a, Deliver)} == {1, 2}
     assert scheduler.exited(worker, None) == [Fork(2, 3, 1)]
@@ -245,7 +245,7 @@ def test_an_owner_s_jobs_end_when_it_leaves() -> None:
 def test_a_lost_zygote_costs_what_ran_an_attempt() -> None:
     scheduler = ready(2)
     start(scheduler, 1)
-    scheduler.submit(2, owner="a")  # its worker was not forked yet
+    ask(scheduler, 2, owner="a")  # its worker was not forked yet
     assert scheduler.zygote_lost("gone") == []
     assert scheduler.used == 0
     assert scheduler.zygote_ready() == [Fork(3, 1, 1, "gone"), Fork(4, 2, 1, "gone")]
@@ -253,14 +253,14 @@ def test_a_lost_zygote_costs_what_ran_an_attempt() -> None:
 
 def test_a_zygote_that_is_lost_again_and_again_is_given_up() -> None:
     scheduler = ready()
-    scheduler.submit(1, owner="a")
+    ask(scheduler, 1, owner="a")
     for _ in range(2):
         assert scheduler.zygote_lost("x", "the zygote died") == []
         scheduler.zygote_ready()
     (deliver,) = scheduler.zygote_lost("x", "the zygote died")
     assert deliver == Deliver(1, Unavailable("the zygote died 3 times in a row"), 0, None)
     assert scheduler.broken
-    (deliver,) = scheduler.submit(2, owner="a")
+    (deliver,) = ask(scheduler, 2, owner="a")
     assert isinstance(deliver, Deliver)
     assert isinstance(deliver.outcome, Unavailable)
 
@@ -269,7 +269,7 @@ def test_relieve_ends_a_wait_nobody_told_of() -> None:
     scheduler = ready()
     parent = start(scheduler, 1)
     assert not scheduler.stalled
-    scheduler.submit(2, owner="a", parent=parent)
+    ask(scheduler, 2, owner="a", parent=parent)
     assert scheduler.stalled
     assert scheduler.relieve() == [Fork(2, 2, 1)]
     assert scheduler.used == 2
@@ -280,41 +280,41 @@ def test_relieve_ends_a_wait_nobody_told_of() -> None:
 def test_other_jobs_are_no_reason_to_relieve() -> None:
     scheduler = ready()
     start(scheduler, 1)
-    scheduler.submit(2, owner="a")
+    ask(scheduler, 2, owner="a")
     assert not scheduler.stalled
 
 
 def test_equal_asks_are_one_job() -> None:
     scheduler = ready(2)
-    worker = start(scheduler, 1, flight="f")
-    assert scheduler.submit(2, Wishes(flight="f"), owner="b") == []
-    assert scheduler.submit(3, Wishes(flight="g"), owner="c") == [Fork(2, 3, 1)]
+    worker = start(scheduler, 1, dedup_key="f")
+    assert ask(scheduler, 2, dedup_key="f", owner="b") == []
+    assert ask(scheduler, 3, dedup_key="g", owner="c") == [Fork(2, 3, 1)]
     assert [scheduler.job_of(ask) for ask in (1, 2, 3)] == [1, 1, 3]
     actions = scheduler.answered(worker, "x")
     assert actions == [Deliver(1, Answered("x"), 1, worker), Deliver(2, Answered("x"), 1, worker)]
     assert scheduler.job_of(2) is None
-    assert scheduler.submit(4, Wishes(flight="f"), owner="b") == []  # a new one: what is done is not in flight
+    assert ask(scheduler, 4, dedup_key="f", owner="b") == []  # a new one: what is done is not in flight
     assert scheduler.job_of(4) == 4
 
 
 def test_a_job_goes_on_while_somebody_wants_it() -> None:
     scheduler = ready()
-    worker = start(scheduler, 1, flight="f")
-    scheduler.submit(2, Wishes(flight="f"), owner="b")
-    scheduler.submit(3, Wishes(flight="f"), owner="b")
+    worker = start(scheduler, 1, dedup_key="f")
+    ask(scheduler, 2, dedup_key="f", owner="b")
+    ask(scheduler, 3, dedup_key="f", owner="b")
     assert scheduler.owner_left("a") == [Deliver(1, Cancelled("its caller is gone"), 1, None)]
     assert scheduler.cancel(2, "no") == [Deliver(2, Cancelled("no"), 1, None)]
     assert scheduler.cancel(2, "no") == []
     assert scheduler.asks_of(1) == [3]
     assert scheduler.cancel(3, "no") == [Deliver(3, Cancelled("no"), 1, worker), Kill(worker)]
-    assert scheduler.submit(4, Wishes(flight="f"), owner="a") == []  # not the one that is being killed
+    assert ask(scheduler, 4, dedup_key="f", owner="a") == []  # not the one that is being killed
     assert scheduler.job_of(4) == 4
 
 
 def test_who_joins_lives_through_a_death() -> None:
     scheduler = ready()
-    worker = start(scheduler, 1, flight="f", retries=0)
-    scheduler.submit(2, Wishes(flight="f", retries=1), owner="b")
+    worker = start(scheduler, 1, dedup_key="f", retries=0)
+    ask(scheduler, 2, dedup_key="f", retries=1, owner="b")
     (fork,) = scheduler.exited(worker, "died")
     assert isinstance(fork, Fork) and (fork.job, fork.attempt) == (1, 2)
     scheduler.reached(fork.worker)
@@ -324,9 +324,9 @@ def test_who_joins_lives_through_a_death() -> None:
 def test_who_waits_raises_the_priority_of_what_runs_in_the_background() -> None:
     scheduler = ready()
     start(scheduler, 1)
-    scheduler.submit(2, Wishes(flight="f", priority=-1), owner="a")
-    scheduler.submit(3, owner="a")
-    scheduler.submit(4, Wishes(flight="f"), owner="b")
+    ask(scheduler, 2, dedup_key="f", priority=-1, owner="a")
+    ask(scheduler, 3, owner="a")
+    ask(scheduler, 4, dedup_key="f", owner="b")
     scheduler.answered(1, "x")
     assert scheduler.exited(1, "0") == [Fork(2, 2, 1)]
 
@@ -334,8 +334,8 @@ def test_who_waits_raises_the_priority_of_what_runs_in_the_background() -> None:
 def test_slots_are_shared_out_between_owners() -> None:
     scheduler = ready(2)
     for job in range(1, 5):
-        scheduler.submit(job, owner="many")
-    scheduler.submit(5, owner="one")
+        ask(scheduler, job, owner="many")
+    ask(scheduler, 5, owner="one")
     order = []
     for worker in range(1, 4):
         scheduler.answered(worker, "x")
@@ -348,9 +348,9 @@ def test_a_worker_is_parked_for_the_next_job_of_its_kind() -> None:
     worker = start(scheduler, 1, kind="k")
     assert scheduler.answered(worker, "x", stays=True) == [Deliver(1, Answered("x"), 1, worker), Park(worker)]
     assert (scheduler.used, scheduler.running) == (0, 0)
-    (fork,) = scheduler.submit(2, Wishes(kind="other"), owner="a")
+    (fork,) = ask(scheduler, 2, kind="other", owner="a")
     assert isinstance(fork, Fork)
-    assert scheduler.submit(3, Wishes(kind="k"), owner="a") == [Assign(worker, 3, 1)]
+    assert ask(scheduler, 3, kind="k", owner="a") == [Assign(worker, 3, 1)]
     assert scheduler.dismiss(worker) == []  # it is busy
     scheduler.reached(worker)
     assert scheduler.exited(worker, "died") == [Fork(3, 3, 2, "died")]
@@ -365,7 +365,7 @@ def test_parked_workers_are_dismissed_when_nobody_comes_or_there_are_too_many() 
     assert scheduler.exited(first, None) == []
     assert scheduler.dismiss(second) == [Kill(second)]
     assert scheduler.dismiss(second) == []
-    (fork,) = scheduler.submit(3, Wishes(kind="l"), owner="a")
+    (fork,) = ask(scheduler, 3, kind="l", owner="a")
     assert isinstance(fork, Fork)
 
 
@@ -373,7 +373,7 @@ def test_parked_workers_are_dismissed_when_nobody_comes_or_there_are_too_many() 
 def test_who_stays_and_is_not_wanted_is_ended(settings: dict[str, Any]) -> None:
     """It is of no kind, or its zygote has not told of it yet."""
     scheduler = ready()
-    (fork,) = scheduler.submit(1, Wishes(**settings), owner="a")
+    (fork,) = ask(scheduler, 1, **settings, owner="a")
     assert isinstance(fork, Fork)
     if not settings:
         scheduler.reached(fork.worker)
@@ -383,13 +383,13 @@ def test_who_stays_and_is_not_wanted_is_ended(settings: dict[str, Any]) -> None:
 def test_who_is_to_run_alone_waits_for_all_others_and_they_for_it() -> None:
     scheduler = ready(3)
     parent, other = start(scheduler, 1), start(scheduler, 2)
-    assert scheduler.submit(3, Wishes(alone=True), parent=parent) == []
-    assert scheduler.waits_to_be_alone
-    assert scheduler.submit(4, owner="a") == []  # a slot is free, but it is the other's turn
+    assert ask(scheduler, 3, exclusive=True, parent=parent) == []
+    assert scheduler.waits_for_exclusion
+    assert ask(scheduler, 4, owner="a") == []  # a slot is free, but it is the other's turn
     assert scheduler.waiting(parent) == []
     scheduler.answered(other, None)
     assert scheduler.exited(other, None) == [Fork(3, 3, 1)]
-    assert not scheduler.waits_to_be_alone
+    assert not scheduler.waits_for_exclusion
     scheduler.reached(3)
     assert scheduler.resume(parent) == []
     assert scheduler.answered(3, None) == [Deliver(3, Answered(None), 1, 3), Grant(parent), Fork(4, 4, 1)]
@@ -400,30 +400,30 @@ def test_nothing_begins_on_hold() -> None:
     parent = start(scheduler, 1)
     scheduler.waiting(parent)
     scheduler.hold()
-    assert scheduler.submit(2, owner="a") == []
+    assert ask(scheduler, 2, owner="a") == []
     assert scheduler.resume(parent) == []
     assert scheduler.relieve() == [] and not scheduler.stalled
-    assert scheduler.submit(3, Wishes(spare=True), owner="a") == [] and not scheduler.waits_for_quiet
+    assert ask(scheduler, 3, best_effort=True, owner="a") == [] and not scheduler.waits_for_quiet
     assert scheduler.go_on() == [Grant(parent), Fork(2, 2, 1)]
 
 
 def test_who_is_to_run_alone_is_let_in_when_its_caller_is_out_of_patience() -> None:
     scheduler = ready(2)
     parent, other = start(scheduler, 1), start(scheduler, 2)
-    scheduler.submit(3, Wishes(alone=True), parent=parent)
+    ask(scheduler, 3, exclusive=True, parent=parent)
     scheduler.waiting(parent)
-    assert scheduler.waits_to_be_alone and not scheduler.stalled
+    assert scheduler.waits_for_exclusion and not scheduler.stalled
     assert scheduler.relieve() == [Fork(3, 3, 1)]
-    assert not scheduler.waits_to_be_alone
+    assert not scheduler.waits_for_exclusion
     scheduler.answered(other, None)
-    assert scheduler.submit(4, owner="a") == []
+    assert ask(scheduler, 4, owner="a") == []
     assert scheduler.exited(other, None) == []
 
 
 def test_a_wait_nobody_told_of_is_no_reason_to_wait_to_be_alone() -> None:
     scheduler = ready(2)
     parent = start(scheduler, 1)
-    scheduler.submit(2, Wishes(alone=True), parent=parent)
+    ask(scheduler, 2, exclusive=True, parent=parent)
     assert scheduler.stalled
     assert scheduler.relieve() == [Fork(2, 2, 1)]
 
@@ -536,8 +536,9 @@ class Machine(RuleBasedStateMachine):
         self.job[self.next] = self.flights.get(flight, self.next)
         if flight:
             self.flights.setdefault(flight, self.next)
-        wishes = Wishes(retries=retries, priority=priority, flight=flight or None, kind=kind or None, away=away)
-        self.take(self.scheduler.submit(self.next, wishes, owner=owner))
+        options: dict[str, Any] = {"retries": retries, "priority": priority, "dedup_key": flight}
+        options |= {"kind": kind or None, "away": away}
+        self.take(ask(self.scheduler, self.next, owner, **options))
         assert (self.next in self.away) == (away and self.job[self.next] == self.next)
 
     @precondition(lambda self: self.away)
@@ -572,7 +573,7 @@ class Machine(RuleBasedStateMachine):
         self.open[self.next] = worker
         self.job[self.next] = self.next
         self.kinds[self.next] = "k"
-        self.take(self.scheduler.submit(self.next, Wishes(flight="x", kind="k", alone=alone), parent=worker))
+        self.take(ask(self.scheduler, self.next, dedup_key="x", kind="k", exclusive=alone, parent=worker))
 
     def running(self) -> list[int]:
         return [w for w in self.live if self.live[w] is not None and self.slot[w] == "held" and w in self.forked]
@@ -644,7 +645,7 @@ class Machine(RuleBasedStateMachine):
     def hold(self) -> None:
         self.on_hold = True
         self.scheduler.hold()
-        assert not self.scheduler.stalled and not self.scheduler.waits_to_be_alone
+        assert not self.scheduler.stalled and not self.scheduler.waits_for_exclusion
 
     @precondition(lambda self: self.on_hold)
     @rule()
@@ -699,7 +700,7 @@ class Machine(RuleBasedStateMachine):
         if not hasattr(self, "scheduler") or not self.scheduler.free or self.measuring() or self.on_hold:
             return
         assert not [w for w in self.live if self.slot[w] == "wanted"]
-        if self.ready and self.scheduler.queued and not self.scheduler.waits_to_be_alone:
+        if self.ready and self.scheduler.queued and not self.scheduler.waits_for_exclusion:
             assert self.admitted is not None and self.scheduler.begun >= self.admitted
             begun = set(self.live.values())
             assert not [ask for ask, job in self.job.items() if job not in begun and self.open[ask] is not None]

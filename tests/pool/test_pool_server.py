@@ -66,7 +66,7 @@ def garbage() -> Iterator[bytes]:
     yield b"".join(encode(m.Cancel(job=1)))  # before hello
     yield GREETING + GREETING
     yield GREETING + b"garbage that is long enough for a header"
-    yield GREETING + b"".join(encode(m.Submit(job=1, function="f:g", label="x"))) * 2
+    yield GREETING + b"".join(encode(m.Submit(job=1, function="f:g", spec=m.JobSpec(label="x")))) * 2
     source = random.Random(1)
     for _ in range(20):
         yield source.randbytes(source.randint(20, 3000))
@@ -133,7 +133,7 @@ def test_several_clients_are_served_and_their_jobs_end_with_them(
     with connect(address) as sock:
         channel = hello(sock)
         mark = place.mark("mark-other")
-        channel.send(m.Submit(job=1, function="pool_jobs:sleep", label="other"), str(mark).encode())
+        channel.send(m.Submit(job=1, function="pool_jobs:sleep", spec=m.JobSpec(label="other")), str(mark).encode())
         assert until(mark.exists)
         assert alive(client)
         assert len(client.status()["clients"]) == 2

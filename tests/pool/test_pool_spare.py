@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from pool_asks import ask
 from pool_place import Place, until
 from test_pool_scheduler import ready, start
 
 from fxpool.pool import Job, JobSpec, PoolClient
 from fxpool.pool.client import hosts
 from fxpool.pool.server.decisions import Answered, Deliver, Fork, NoWorker
-from fxpool.pool.server.scheduler_state import Wishes
 
 Make = Callable[..., PoolClient]
 
@@ -19,7 +19,7 @@ Make = Callable[..., PoolClient]
 def test_with_few_slots_it_waits_for_quiet() -> None:
     scheduler = ready(2)
     worker = start(scheduler, 1)
-    assert scheduler.submit(2, Wishes(spare=True), owner="a") == []
+    assert ask(scheduler, 2, best_effort=True, owner="a") == []
     assert scheduler.quiet() == [] and not scheduler.waits_for_quiet  # somebody compiles
     scheduler.answered(worker, None)
     assert scheduler.exited(worker, None) == []
@@ -35,10 +35,10 @@ def test_with_few_slots_it_waits_for_quiet() -> None:
 def test_with_many_slots_it_begins_beside_others() -> None:
     scheduler = ready(4)
     start(scheduler, 1)
-    (fork,) = scheduler.submit(2, Wishes(spare=True), owner="a")
+    (fork,) = ask(scheduler, 2, best_effort=True, owner="a")
     assert isinstance(fork, Fork) and fork.job == 2
     start(scheduler, 3)
-    assert scheduler.submit(4, Wishes(spare=True), owner="a") == []  # half of the slots are for those who wait
+    assert ask(scheduler, 4, best_effort=True, owner="a") == []  # half of the slots are for those who wait
 
 
 @pytest.mark.parametrize("slots", [2, 4])
@@ -47,19 +47,18 @@ def test_asked_for_several_times_it_takes_any_free_slot(slots: int) -> None:
     scheduler = ready(slots)
     for number in range(slots - 1):
         start(scheduler, 100 + number)
-    wish = Wishes(spare=True, flight="f")
-    assert [scheduler.submit(number, wish, owner=number) for number in (1, 2)] == [[], []]
-    (fork,) = scheduler.submit(3, wish, owner=3)
+    assert [ask(scheduler, number, best_effort=True, dedup_key="f", owner=number) for number in (1, 2)] == [[], []]
+    (fork,) = ask(scheduler, 3, best_effort=True, dedup_key="f", owner=3)
     assert isinstance(fork, Fork) and fork.job == 1 and scheduler.free == 0
-    assert [scheduler.submit(number, Wishes(spare=True, flight="g"), owner=number) for number in (4, 5, 6)] == [[]] * 3
+    assert [ask(scheduler, number, best_effort=True, dedup_key="g", owner=number) for number in (4, 5, 6)] == [[]] * 3
 
 
 def test_others_go_first_also_if_it_is_asked_for_several_times() -> None:
     scheduler = ready(2)
     workers = [start(scheduler, 100), start(scheduler, 101)]
     for number in (1, 2, 3):
-        assert scheduler.submit(number, Wishes(spare=True, flight="f", priority=-1), owner="a") == []
-    assert scheduler.submit(102, owner="b") == []
+        assert ask(scheduler, number, best_effort=True, dedup_key="f", priority=-1, owner="a") == []
+    assert ask(scheduler, 102, owner="b") == []
     scheduler.answered(workers[0], None)
     forked = [action.job for action in scheduler.exited(workers[0], None) if isinstance(action, Fork)]
     assert forked == [102]
@@ -67,9 +66,9 @@ def test_others_go_first_also_if_it_is_asked_for_several_times() -> None:
 
 def test_it_goes_on_without_its_askers() -> None:
     scheduler = ready(4)
-    (fork,) = scheduler.submit(1, Wishes(spare=True, flight="f"), owner="a")
+    (fork,) = ask(scheduler, 1, best_effort=True, dedup_key="f", owner="a")
     assert isinstance(fork, Fork)
-    assert scheduler.submit(2, Wishes(spare=True, flight="f"), owner="b") == []  # the same: it is done once
+    assert ask(scheduler, 2, best_effort=True, dedup_key="f", owner="b") == []  # the same: it is done once
     assert scheduler.owner_left("a") == scheduler.owner_left("b") == []
     scheduler.reached(fork.worker)
     told = scheduler.answered(fork.worker, None)
@@ -80,7 +79,7 @@ def test_it_goes_on_without_its_askers() -> None:
 def test_one_runs_at_a_time_even_if_it_releases_its_slot(slots: int) -> None:
     """Hosts with dozens of cache directories would run dozens of them, each with a compiler's memory."""
     scheduler = ready(slots)
-    first, *rest = [action for job in (1, 2, 3) for action in scheduler.submit(job, Wishes(spare=True), owner=job)] or (
+    first, *rest = [action for job in (1, 2, 3) for action in ask(scheduler, job, best_effort=True, owner=job)] or (
         scheduler.quiet()
     )
     assert isinstance(first, Fork) and rest == []
@@ -93,7 +92,7 @@ def test_one_runs_at_a_time_even_if_it_releases_its_slot(slots: int) -> None:
 
 def test_one_whose_worker_cannot_start_is_given_up() -> None:
     scheduler = ready(4)
-    (fork,) = scheduler.submit(1, Wishes(spare=True), owner="a")
+    (fork,) = ask(scheduler, 1, best_effort=True, owner="a")
     assert isinstance(fork, Fork)
     (told,) = scheduler.exited(fork.worker, "no memory")
     assert isinstance(told, Deliver) and told.outcome == NoWorker("no memory", 1)
@@ -106,7 +105,7 @@ def join(make_client: Make, place: Place) -> Make:
 
 def prepare(client: PoolClient, place: Place) -> Job:
     return client.submit(
-        "pool_jobs:prepare", str(place.files).encode(), JobSpec(label="prepare", flight="f", spare=True)
+        "pool_jobs:prepare", str(place.files).encode(), JobSpec(label="prepare", dedup_key="f", best_effort=True)
     )
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 
 import psutil
 import pytest
+from pool_asks import ask
 from pool_place import HERE, Place, until
 
 from fxpool.errors import WorkerDiedError
@@ -18,7 +19,6 @@ from fxpool.pool import Job, JobSpec, PoolClient, PoolConfig
 from fxpool.pool.server import scheduler as scheduling
 from fxpool.pool.server.decisions import Cancelled, Deliver
 from fxpool.pool.server.scheduler import Scheduler
-from fxpool.pool.server.scheduler_state import Wishes
 
 Make = Callable[..., PoolClient]
 
@@ -105,14 +105,13 @@ def test_a_worker_that_is_suspended_for_a_moment_goes_on(make_client: Make, file
 
 
 def test_best_effort_jobs_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scheduling, "_MOST_SPARE", 3)
+    monkeypatch.setattr(scheduling, "_MOST_BEST_EFFORT", 3)
     scheduler = Scheduler(1)  # not ready: nothing starts
-    spare = Wishes(spare=True)
     for number in (1, 2, 3):
-        assert scheduler.submit(number, spare, owner=number) == []
+        assert ask(scheduler, number, best_effort=True, owner=number) == []
         scheduler.owner_left(number)
-    assert scheduler.submit(4, Wishes(), owner="a") == []
-    (dropped,) = scheduler.submit(5, spare, owner="a")
+    assert ask(scheduler, 4, owner="a") == []
+    (dropped,) = ask(scheduler, 5, best_effort=True, owner="a")
     assert isinstance(dropped, Deliver) and dropped.job == 1
     assert isinstance(dropped.outcome, Cancelled) and "best-effort" in dropped.outcome.reason
     assert sorted(scheduler.order) == [2, 3, 4, 5]

@@ -438,8 +438,8 @@ def test_the_host_s_server_dies(cell: tuple[str, str], table_of_host_servers: Ta
             blocking, its_plan = table.neighbour(client, "another")
             running[its_plan.text] = blocking
         plan = table.plan(f"graph {id_of(cell)}", when=when)
-        running[plan.text] = table.submit(client, plan, flight=plan.text)
-        theirs = other.submit("pool_crashes:compile_like", plan.dump(), label=plan.text, flight=plan.text)
+        running[plan.text] = table.submit(client, plan, dedup_key=plan.text)
+        theirs = other.submit("pool_crashes:compile_like", plan.dump(), label=plan.text, dedup_key=plan.text)
         when_it_is(client, when, plan)
         assert until(lambda: other.pid in client.status()["clients"])
         everybody = table.pids() - {other.pid}
@@ -463,8 +463,8 @@ def test_the_host_s_server_dies(cell: tuple[str, str], table_of_host_servers: Ta
             for one in table.plans:
                 one.go()
         later = table.plan("later")
-        both = [table.submit(client, one, flight=one.text) for one in (plan, later)]
-        theirs = other.submit("pool_crashes:compile_like", plan.dump(), label=plan.text, flight=plan.text)
+        both = [table.submit(client, one, dedup_key=one.text) for one in (plan, later)]
+        theirs = other.submit("pool_crashes:compile_like", plan.dump(), label=plan.text, dedup_key=plan.text)
         for one, each in zip((plan, later), both, strict=True):
             assert (each.result(timeout=SECONDS), each.attempts) == (one.result, 1)
         found = other.result(theirs)
@@ -498,7 +498,7 @@ def test_a_client_dies(cell: tuple[str, str], table_of_clients: Table) -> None:
         first = dying.submit("pool_crashes:compile_like", plan.dump(), **arguments)
         if when != "loading":
             when_it_is(second, when, plan)
-        joined = table.submit(second, plan, flight=plan.text)
+        joined = table.submit(second, plan, dedup_key=plan.text)
         if when == "loading":
             assert dying.result(first)["result"] == plan.result.decode()
         mine = dying.submit("pool_crashes:compile_like", alone.dump(), label="alone", priority=-1)

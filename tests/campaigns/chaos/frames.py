@@ -24,9 +24,10 @@ from .scene import Report, scene
 __all__ = ["run"]
 
 _SAMPLES = (
-    m.Submit(job=1, function="x:y", label="l"), m.Cancel(job=1), m.Answer(number=1, ok=True), m.Pause(seconds=0.01),
-    m.StatusQuery(number=1), m.HistoryQuery(number=1), m.Ping(), m.Started(job=1, worker=1, attempt=1),
-    m.Done(job=1, worker=1, attempts=1, seconds=1.0), m.Hello(protocol=1, fxpool="x", pid=1),
+    m.Submit(job=1, function="x:y", spec=m.JobSpec(label="l")), m.Cancel(job=1), m.Answer(number=1, ok=True),
+    m.Pause(seconds=0.01), m.StatusQuery(number=1), m.HistoryQuery(number=1), m.Ping(),
+    m.Started(job=1, worker=1, attempt=1), m.Done(job=1, worker=1, attempts=1, seconds=1.0),
+    m.Hello(protocol=1, fxpool="x", pid=1),
 )  # fmt: skip
 _VALUES: tuple[Any, ...] = (
     0, 1, -1, 2**31, 2**63 - 1, -(2**63), 2**64 - 1, float("nan"), float("inf"), 1e-320, "\0" * 70_000, "é" * 100_000,
@@ -116,22 +117,26 @@ def _extreme(choose: random.Random) -> m.Submit:
     return m.Submit(
         job=choose.choice([0, -1, 2**63 - 1, 7]),
         function=choose.choice(_FUNCTIONS),
-        label=choose.choice(["", "x" * 100_000, "\n\r\0<script>"]),
-        environment={choose.choice(["A", "", "=", "A=B", "PATH", "\0"]): choose.choice([None, "", "x\0y", "v" * 9999])},
-        sys_path=choose.choice([[], ["/"], [""] * 1000]),
-        cwd=choose.choice([None, "/", "/nonexistent", "\0", ""]),
-        timeout=choose.choice([None, 0.001, 1e-300, 1e8]),
-        retries=choose.choice([0, -5, 3]),
-        priority=choose.choice([0, -(2**62), 2**62]),
         levels={"x": 2**62},
         disabled=choose.choice([0, -(2**63)]),
-        flight=choose.choice(["", "f"]),
-        memory=choose.choice([None, 0, -1, 1, 2**62]),
-        reuse=choose.random() < 0.5,
         watched=choose.random() < 0.5,
-        alone=choose.random() < 0.3,
-        spare=choose.random() < 0.2,
         answers=choose.random() < 0.5,
+        spec=m.JobSpec(
+            label=choose.choice(["", "x" * 100_000, "\n\r\0<script>"]),
+            environment={
+                choose.choice(["A", "", "=", "A=B", "PATH", "\0"]): choose.choice([None, "", "x\0y", "v" * 9999])
+            },
+            sys_path=choose.choice([[], ["/"], [""] * 1000]),
+            cwd=choose.choice([None, "/", "/nonexistent", "\0", ""]),
+            timeout=choose.choice([None, 0.001, 1e-300, 1e8]),
+            retries=choose.choice([0, -5, 3]),
+            priority=choose.choice([0, -(2**62), 2**62]),
+            dedup_key=choose.choice(["", "f"]),
+            memory=choose.choice([None, 0, -1, 1, 2**62]),
+            reuse=choose.random() < 0.5,
+            exclusive=choose.random() < 0.3,
+            best_effort=choose.random() < 0.2,
+        ),
     )
 
 

@@ -132,7 +132,7 @@ def test_jobs_are_named_by_the_graphs_key(shared_pool: Path, cache: Path, monkey
     submit = runtime.pool().submit
 
     def seen(function: str, payload: bytes, spec: JobSpec, **more: Any) -> Job:
-        named.append(spec.flight)
+        named.append(spec.dedup_key)
         return submit(function, payload, spec, **more)
 
     monkeypatch.setattr(runtime.pool(), "submit", seen)

@@ -313,7 +313,7 @@ def test_a_job_without_a_flight_stays_at_home(
 ) -> None:
     """Its result is for this process only."""
     pool = Submitted(monkeypatch, (b"at home", {}))
-    assert submit(request_of_sines, flight="")[0] == b"at home"
+    assert submit(request_of_sines, dedup_key="")[0] == b"at home"
     assert pool.aways == [None] and reasons() == {}
 
 
@@ -388,8 +388,10 @@ def test_a_machine_runs_an_order(played: PlayedPool, key: Path) -> None:
     assert (sent.seal, sent.request, sent.key_file) == (b"seal", b"request", str(key))
     assert sent.builds == {"torch": "1"}
     assert (spec.label, spec.timeout, spec.environment["TRITON_DEBUG"]) == ("graph", 5.0, "1")
-    assert spec.flight and not spec.spare
-    assert all(spec.spare for function, _, spec in played.jobs if function != AWAY_JOB), "it waits for no other job"
+    assert spec.dedup_key and not spec.best_effort
+    assert all(spec.best_effort for function, _, spec in played.jobs if function != AWAY_JOB), (
+        "it waits for no other job"
+    )
 
 
 @pytest.mark.parametrize(
