@@ -135,7 +135,7 @@ class Bystanders:
                         channel.receive()
                     except TimeoutError:
                         self._end(pid)
-                        channel.send(m.GoneOn())
+                        channel.send(m.Resumed())
                         sock.settimeout(None)
                 else:
                     break

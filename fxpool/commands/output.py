@@ -16,16 +16,13 @@ import os
 import sys
 import textwrap
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import click
 from rich.console import Console
 
 from fxpool import quantities
 from fxpool.errors import FxpoolError
-
-if TYPE_CHECKING:
-    from fxpool.codecache.store.entry import Entry
 
 __all__ = [
     "SHORT", "Commands", "Duration", "Listen", "console", "fail", "filled", "show_rows", "width",

@@ -207,24 +207,24 @@ def stop(everything: bool) -> None:
 
     A server that hangs is killed.
     """
-    from fxpool.pool.client import ending, hosts
+    from fxpool.pool.client import hosts
     from fxpool.pool.host import runtime_dir
 
     root = runtime_root()
     links = hosts.links(root)
-    directories = [ending.directory_of(link) for link in links]
-    ended = [ending.end(link) for link in links]
+    directories = [hosts.directory_of(link) for link in links]
+    ended = [hosts.end(link) for link in links]
     for one in ended:
         if one.detail:
             click.echo(one.detail, err=True)
-    count = sum(one.how in ("told", "killed") for one in ended)
+    count = sum(one.result in ("told", "killed") for one in ended)
     click.echo(f"{quantities.counted(count, 'server')} stopped or stopping")
-    if failed := sum(one.how == "failed" for one in ended):
+    if failed := sum(one.result == "failed" for one in ended):
         raise click.ClickException(f"could not stop {failed} of this host's servers")
     if not everything:
         return
     for directory in filter(None, directories):
-        ending.wait(directory)
+        hosts.wait(directory)
     temporary.sweep()
     if left := runtime_dir.remove_root(root):
         raise click.ClickException(f"in use by running programs, in {root}: {', '.join(left)}")

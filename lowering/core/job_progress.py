@@ -23,21 +23,21 @@ class JobProgress:
         self._away = 0.0
 
     def __call__(self, event: m.JobEvent) -> None:
-        if event.what == "queued":
+        if event.kind == "queued":
             self._queued[event.part] = event.at
             self._say(event, "queued", "")
-        elif event.what == "begun":
+        elif event.kind == "begun":
             self._waited(event)
             self._begun[event.part] = event.at
             self._say(event, "compiling", f"in worker {event.worker}")
-        elif event.what == "phase":
+        elif event.kind == "phase":
             self._end_phase(event)
             self._phases[event.part] = (event.name, event.at)
             self._say(event, "compiling", f"in worker {event.worker}: {event.name}")
-        elif event.what == "away":
+        elif event.kind == "away":
             self._away = event.at
             self._say(event, "compiling", "by the farm")
-        elif event.what == "returned":
+        elif event.kind == "returned":
             self._returned(event)
         else:
             self._end_phase(event)

@@ -117,7 +117,7 @@ class Runtime:
                 idle_timeout=settings.idle_timeout,
                 farm=settings.farm or "",
                 # Each job brings its own limits; the process that starts the host's server sets none for the others.
-                job_timeout=PoolConfig.job_timeout if shared else settings.job_timeout,
+                job_timeout=PoolConfig().job_timeout if shared else settings.job_timeout,
                 job_memory=None if shared else settings.job_memory,
                 memory_high_watermark=settings.memory_high_watermark,
                 runtime_dir=str(settings.runtime_dir) if settings.runtime_dir is not None else None,

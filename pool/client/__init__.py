@@ -6,6 +6,5 @@ session     a connection to a server, from finding or starting it until either e
 launch      starts a private server, or finds or starts the host's server
 identity    the digest of an environment; clients with the same digest share a server
 pausing     suspends this host's servers while this process measures
-hosts       lists, queries and stops this host's servers without submitting jobs
-ending      ends a server, even an unresponsive one
+hosts       lists, queries and ends this host's servers without submitting jobs
 """

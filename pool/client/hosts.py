@@ -1,21 +1,36 @@
-"""Lists this host's servers, queries their status and tells them to end, without submitting jobs."""
+"""This host's servers, without submitting jobs: lists them, queries their status and history, and ends them.
+
+A server that answers receives `Shutdown`, and ends when its jobs are done. A server that does not answer may be stopped
+or hang: it receives SIGTERM, which means the same, and SIGCONT if it was stopped. If it does not react, it is killed,
+and its zygote and workers die with it.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import socket
-from collections.abc import Iterator
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fxpool.errors import ProtocolError
+from fxpool.pool.host import inherited, processes, runtime_dir
 from fxpool.pool.wire import messages as m
-from fxpool.pool.wire.protocol import PROTOCOL_VERSION, Channel, Message, check_peer
+from fxpool.pool.wire.protocol import PROTOCOL_VERSION, Channel, check_peer, encode
 from fxpool.version import __version__
 
-__all__ = ["Visit", "links", "shown", "status", "stop"]
+__all__ = [
+    "PATIENCE", "Ended", "Visit", "connect", "directory_of", "end", "links", "shown", "status", "stop", "wait",
+]  # fmt: skip
 
 _SILENCE = 2.0
+# Seconds for an unresponsive server to react to a signal, and for the kernel to end it.
+PATIENCE = 10.0
+_LOOK_SECONDS = 0.05
 
 
 def links(root: Path) -> list[Path]:
@@ -28,28 +43,36 @@ def shown(link: Path) -> str:
     return link.name.removeprefix("host-").removesuffix(".socket")[:12]
 
 
-def status(link: Path) -> dict[str, Any]:
-    """Return a server's status; {"state": "gone"} if it does not exist, {"state": "silent"} if it hangs."""
+def directory_of(link: Path) -> Path | None:
+    """Return the private directory of the server that a link points to; None if the link is gone."""
     try:
-        for message in _said(link, m.StatusQuery(number=1)):
-            if isinstance(message, m.Status):
-                return message.facts
-            if isinstance(message, m.Refused):
-                return {"state": "refused", "reason": message.reason}
-    except TimeoutError:
-        return {"state": "silent"}
-    except (OSError, ProtocolError):
-        pass
-    return {"state": "gone"}
+        return link.parent / os.path.dirname(os.readlink(link))
+    except OSError:
+        return None
 
 
-def stop(link: Path) -> bool:
-    """Tell a server to accept no new clients and to end when its jobs are done; return whether it received that."""
+def connect(directory: Path, seconds: float | None = _SILENCE, *, visitor: bool = False) -> socket.socket:
+    """Connect to the server of a private directory, and send Hello. The socket has this time limit.
+
+    A `visitor` submits no jobs and does not keep the server alive. Raises OSError, ProtocolError.
+    """
+    sock = inherited.unix_socket()
     try:
-        # Its reply to StatusQuery proves that it has read the message before.
-        return any(isinstance(message, m.Status) for message in _said(link, m.Shutdown(), m.StatusQuery(number=1)))
-    except (OSError, ProtocolError):
-        return False
+        sock.settimeout(seconds)  # the accept queue of a hung server may be full
+        # Not through a link, whose path may be too long for a socket address.
+        sock.connect(str(directory / runtime_dir.SOCKET))
+        check_peer(sock, os.getuid())
+        hello = m.Hello(protocol=PROTOCOL_VERSION, fxpool=__version__, pid=os.getpid(), visitor=visitor)
+        for part in encode(hello):
+            sock.sendall(part)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+class _RefusedError(ProtocolError):
+    """The server refused the connection."""
 
 
 class Visit:
@@ -60,13 +83,8 @@ class Visit:
     """
 
     def __init__(self, link: Path) -> None:
-        self._sock = _connect(link)
-        try:
-            self._channel: Channel[m.ToClient] = Channel(self._sock, m.ToClient)
-            self._channel.send(_hello())
-        except BaseException:
-            self._sock.close()
-            raise
+        directory = link.parent / os.path.dirname(os.readlink(link))
+        self._channel: Channel[m.ToClient] = Channel(connect(directory, visitor=True), m.ToClient)
 
     def status(self) -> dict[str, Any]:
         """Return the server's status."""
@@ -82,42 +100,134 @@ class Visit:
             if isinstance(message := self._received(), m.History):
                 return message
 
+    def shut_down(self) -> None:
+        """Tell the server to accept no new clients and to end when its jobs are done."""
+        self._channel.send(m.Shutdown())
+        self.status()  # the reply proves that it has read the message before
+
     def _received(self) -> m.ToClient:
         frame = self._channel.receive()
         if frame is None:
             raise ConnectionResetError("the server ended")
         if isinstance(frame[0], m.Refused):
-            raise ProtocolError(frame[0].reason)
+            raise _RefusedError(frame[0].reason)
         return frame[0]
 
     def close(self) -> None:
         self._channel.close()
 
 
-def _hello() -> m.Hello:
-    """Return the first message of a visitor, a client that submits no jobs and does not keep the server alive."""
-    return m.Hello(protocol=PROTOCOL_VERSION, fxpool=__version__, pid=os.getpid(), visitor=True)
-
-
-def _connect(link: Path) -> socket.socket:
-    """Connect to a server of this user. Raises OSError, ProtocolError."""
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+def status(link: Path) -> dict[str, Any]:
+    """Return a server's status; {"state": "gone"} if it does not exist, {"state": "silent"} if it hangs."""
     try:
-        sock.settimeout(_SILENCE)
-        # Not through the link, whose path may be too long for a socket address.
-        sock.connect(os.path.join(link.parent, os.readlink(link)))
-        check_peer(sock, os.getuid())
-    except BaseException:
-        sock.close()
-        raise
-    return sock
+        with contextlib.closing(Visit(link)) as visit:
+            return visit.status()
+    except TimeoutError:
+        return {"state": "silent"}
+    except _RefusedError as error:
+        return {"state": "refused", "reason": error.message}
+    except (OSError, ProtocolError):
+        return {"state": "gone"}
 
 
-def _said(link: Path, *messages: Message) -> Iterator[m.ToClient]:
-    """Send Hello and `messages`, then yield the server's messages. Raises TimeoutError, OSError and ProtocolError."""
-    with _connect(link) as sock:
-        channel: Channel[m.ToClient] = Channel(sock, m.ToClient)
-        for message in (_hello(), *messages):
-            channel.send(message)
-        while (frame := channel.receive()) is not None:
-            yield frame[0]
+def stop(link: Path) -> bool:
+    """Tell a server to accept no new clients and to end when its jobs are done; return whether it received that."""
+    try:
+        with contextlib.closing(Visit(link)) as visit:
+            visit.shut_down()
+    except (OSError, ProtocolError):
+        return False
+    return True
+
+
+# ---------------------------------------------------------------- servers that do not answer
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The `result` of `end`: ``told``, ``killed``, ``gone`` (it had ended before) or ``failed``.
+
+    `detail` is a sentence for the user; empty if the server answered.
+    """
+
+    result: str
+    pid: int | None = None
+    detail: str = ""
+
+
+def end(link: Path, patience: float = PATIENCE) -> Ended:
+    """End the server that a link points to. Takes up to twice `patience` (seconds) if the server does not answer."""
+    # Send Shutdown only if the server answers. Otherwise SIGTERM would be a second request, at which it ends at once
+    # and loses its jobs.
+    if status(link)["state"] == "running" and stop(link):
+        return Ended("told")
+    directory = directory_of(link)
+    if directory is None:
+        return Ended("gone")  # the server has just removed its link
+    pid = runtime_dir.holder(directory)
+    if pid is None:
+        return _remove_leftovers(link, directory)
+    try:
+        process = os.pidfd_open(pid)
+    except OSError as error:
+        return Ended("failed", pid, f"server {pid} does not answer and cannot be signalled: {error.strerror}")
+    try:
+        if runtime_dir.holder(directory) != pid or not runtime_dir.is_server_of(pid, directory):
+            said = f"the server of {directory} does not answer; it may run in another container (not process {pid})"
+            return Ended("failed", pid, said)
+        return _by_signals(link, directory, pid, process, patience)
+    except OSError as error:
+        return Ended("failed", pid, f"server {pid} does not answer and cannot be ended: {error.strerror}")
+    finally:
+        os.close(process)
+
+
+def wait(directory: Path) -> None:
+    """Wait until a server that was told to end has ended: its jobs may take up to `job_timeout`."""
+    while runtime_dir.holder(directory) is not None:
+        time.sleep(_LOOK_SECONDS)
+
+
+def _by_signals(link: Path, directory: Path, pid: int, process: int, patience: float) -> Ended:
+    stopped = processes.is_stopped(pid)
+    signal.pidfd_send_signal(process, signal.SIGTERM)
+    if stopped:
+        signal.pidfd_send_signal(process, signal.SIGCONT)
+
+    def is_gone() -> bool:
+        return runtime_dir.holder(directory) is None
+
+    if _until(lambda: is_gone() or (directory / runtime_dir.LEAVING).exists(), patience):
+        was = "was stopped" if stopped else "did not answer"
+        return Ended("told", pid, f"server {pid} {was}; it received SIGTERM and ends once its jobs are done")
+    signal.pidfd_send_signal(process, signal.SIGKILL)
+    if not _until(is_gone, patience):
+        return Ended("failed", pid, f"server {pid} does not answer and is still there after SIGKILL")
+    _remove_leftovers(link, directory)
+    return Ended("killed", pid, f"server {pid} did not answer for {patience:g} s and was killed with its workers")
+
+
+def _remove_leftovers(link: Path, directory: Path) -> Ended:
+    """Remove the files of a killed server, unless a process holds its directory."""
+    try:
+        lock = runtime_dir.hold(directory)
+    except FileNotFoundError:
+        lock = -1  # the directory is gone too
+    except OSError:
+        return Ended("gone")
+    with contextlib.suppress(OSError):
+        if os.path.dirname(os.readlink(link)) == directory.name:
+            os.unlink(link)
+    if lock >= 0:
+        runtime_dir.remove(directory)
+        os.close(lock)
+    return Ended("gone")
+
+
+def _until(holds: Callable[[], bool], seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_LOOK_SECONDS)
+    return True

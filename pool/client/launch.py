@@ -6,7 +6,7 @@
 
 Clients find the host's server by its link only. If its socket refuses connections, or the server is silent for
 `PoolConfig.patience` seconds, it is replaced: the client starts another server and points the link at that. The old
-server notices and leaves, or is killed (see `predecessor`).
+server notices and leaves, or is killed (see `stale_server`).
 """
 
 from __future__ import annotations
@@ -27,19 +27,17 @@ import msgspec
 
 from fxpool import forks, interruptions
 from fxpool.errors import PoolUnavailableError, ProtocolError
+from fxpool.pool.client import hosts
 from fxpool.pool.host import inherited, marks, processes, runtime_dir
-from fxpool.pool.wire import messages as m
 from fxpool.pool.wire.config import PoolConfig, ServerConfig
-from fxpool.pool.wire.protocol import PROTOCOL_VERSION, check_peer, encode
-from fxpool.version import __version__
 
-__all__ = ["Found", "find_or_start", "start"]
+__all__ = ["Server", "find_or_start", "start"]
 
 _ATTEMPTS = 5
 
 
 @dataclass
-class Found:
+class Server:
     """A server, and a connection to it on which Hello has been sent.
 
     `process` is a child of this process: a private server, or the process that forks the host's server (`shared`) and
@@ -52,12 +50,12 @@ class Found:
     shared: bool
 
 
-def start(config: PoolConfig) -> Found:
+def start(config: PoolConfig) -> Server:
     """Start a private server. Raises OSError and PoolUnavailableError."""
-    return _start(config, runtime_dir.runtime_root(config.runtime_dir), None)
+    return _start(config, runtime_dir.runtime_root(config.runtime_dir))
 
 
-def find_or_start(config: PoolConfig) -> Found:
+def find_or_start(config: PoolConfig) -> Server:
     """Return a connection to this host's server for `config.host`, starting one if none answers.
 
     Raises OSError and PoolUnavailableError.
@@ -68,13 +66,13 @@ def find_or_start(config: PoolConfig) -> Found:
         server = _find(link, config)
         if server is not None:
             return server
-        with _alone(root, config):
+        with _start_lock(root, config):
             # Another process may have started a server during the wait for the lock.
             server = _find(link, config)
             if server is not None:
                 return server
-            before = _directory_of(link)
-            started = _start(config, root, link, before)
+            before = hosts.directory_of(link)
+            started = _start(config, root, before)
             _point(link, started.directory)
             if before is not None:
                 _remove_if_dead(before)
@@ -82,19 +80,15 @@ def find_or_start(config: PoolConfig) -> Found:
     raise PoolUnavailableError("each server found on this host ended before it could be used")
 
 
-def _find(link: Path, config: PoolConfig) -> Found | None:
+def _find(link: Path, config: PoolConfig) -> Server | None:
     """Return the host's server if it answers; None if it does not exist, hangs, or is leaving."""
-    directory = _directory_of(link)
+    directory = hosts.directory_of(link)
     if directory is None:
         return None
-    found: Found | None = None
-    sock = inherited.unix_socket()
+    server: Server | None = None
+    sock: socket.socket | None = None
     try:
-        sock.settimeout(config.patience)  # the accept queue of a hung server may be full
-        # Not through the link, whose path may be too long for a socket address.
-        sock.connect(str(directory / runtime_dir.SOCKET))
-        check_peer(sock, os.getuid())
-        _hello(sock)
+        sock = hosts.connect(directory, config.patience)
         # A server that is still starting may be slow.
         patience = config.patience if (directory / runtime_dir.READY).exists() else config.start_timeout
         with interruptions.let_through():
@@ -102,20 +96,13 @@ def _find(link: Path, config: PoolConfig) -> Found | None:
         if answered and sock.recv(1, socket.MSG_PEEK):
             sock.setblocking(False)
             inherited.sockets.add(sock)
-            found = Found(sock, directory, None, True)
+            server = Server(sock, directory, None, True)
     except (OSError, ProtocolError) as error:
         interruptions.pass_on(error)
     finally:
-        if found is None:
+        if server is None and sock is not None:
             sock.close()
-    return found
-
-
-def _directory_of(link: Path) -> Path | None:
-    try:
-        return link.parent / os.path.dirname(os.readlink(link))
-    except OSError:
-        return None
+    return server
 
 
 def _remove_if_dead(directory: Path) -> None:
@@ -130,13 +117,8 @@ def _remove_if_dead(directory: Path) -> None:
         os.close(lock)
 
 
-def _hello(sock: socket.socket) -> None:
-    for part in encode(m.Hello(protocol=PROTOCOL_VERSION, fxpool=__version__, pid=os.getpid())):
-        sock.sendall(part)
-
-
 @contextmanager
-def _alone(root: Path, config: PoolConfig) -> Iterator[None]:
+def _start_lock(root: Path, config: PoolConfig) -> Iterator[None]:
     """Hold the lock with which a process starts the host's server."""
     path = root / runtime_dir.HOST_LOCK
     deadline = time.monotonic() + config.start_timeout
@@ -175,51 +157,37 @@ def _point(link: Path, directory: Path) -> None:
     os.replace(fresh, link)
 
 
-def _start(config: PoolConfig, root: Path, link: Path | None, before: Path | None = None) -> Found:
+def _start(config: PoolConfig, root: Path, before: Path | None = None) -> Server:
     directory = runtime_dir.make_private(root)
     try:
         with forks.held_off():
-            return _spawn(config, directory, link, before)
+            return _spawn(config, directory, before)
     except BaseException:
         runtime_dir.remove(directory)
         raise
 
 
-def _spawn(config: PoolConfig, directory: Path, link: Path | None, before: Path | None) -> Found:
-    facts = ServerConfig(
-        config.workers,
-        list(config.preload),
-        config.idle,
-        list(config.sys_path),
-        config.start_timeout,
-        config.job_timeout,
-        config.job_memory,
-        config.memory_high_watermark,
-        config.patience,
-        str(directory.parent),
-        link=str(link) if link is not None else "",
-        idle_timeout=config.idle_timeout,
-        predecessor=str(before) if before is not None else "",
-        client=os.getpid(),
-        farm=config.farm,
-    )
-    runtime_dir.write_config(directory, msgspec.json.encode(facts))
+def _spawn(config: PoolConfig, directory: Path, before: Path | None) -> Server:
+    settings = msgspec.structs.asdict(config) | {"environment": {}, "runtime_dir": str(directory.parent)}
+    predecessor = str(before) if before is not None else ""
+    server = ServerConfig(**settings, predecessor=predecessor, client=os.getpid())
+    runtime_dir.write_config(directory, msgspec.json.encode(server))
     path = str(directory / runtime_dir.SOCKET)
     # Listen and connect before starting the server: then this process need not poll for the server, and if it dies from
     # now on, the server sees a closed connection.
-    listener, sock = inherited.unix_socket(), inherited.unix_socket()
-    inherited.sockets.update((listener, sock))
+    listener = inherited.unix_socket()
+    inherited.sockets.add(listener)
+    sock: socket.socket | None = None
     try:
         listener.bind(path)
         os.chmod(path, 0o600)
         listener.listen(64)
-        sock.connect(path)
-        check_peer(sock, os.getuid())
-        _hello(sock)
+        sock = hosts.connect(directory, None)
+        inherited.sockets.add(sock)
         sock.setblocking(False)
         arguments = ["--directory", str(directory), "--listen", str(listener.fileno())]
         environment = dict(config.environment)
-        if link is not None:
+        if config.host:
             environment.pop(marks.VARIABLE, None)  # the host's server outlives the process that starts it
         with open(directory / runtime_dir.LOG, "ab") as output:  # it is shortened while it is open
             process = subprocess.Popen(
@@ -235,10 +203,11 @@ def _spawn(config: PoolConfig, directory: Path, link: Path | None, before: Path 
             )
         inherited.processes.add(process)
     except BaseException:
-        inherited.sockets.discard(sock)
-        sock.close()
+        if sock is not None:
+            inherited.sockets.discard(sock)
+            sock.close()
         raise
     finally:
         inherited.sockets.discard(listener)
         listener.close()  # an open copy would hide the end of a server that never accepted
-    return Found(sock, directory, process, link is not None)
+    return Server(sock, directory, process, bool(config.host))

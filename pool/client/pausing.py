@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import select
-import socket
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from fxpool.errors import ProtocolError
+from fxpool.pool.client import hosts
 from fxpool.pool.host import inherited, runtime_dir
 from fxpool.pool.wire import messages as m
-from fxpool.pool.wire.protocol import PROTOCOL_VERSION, Channel, check_peer
-from fxpool.version import __version__
+from fxpool.pool.wire.protocol import Channel
 
 __all__ = ["Pause", "give_up_ours", "pause"]
 
@@ -35,7 +33,7 @@ class Pause:
         """Resume all servers. Idempotent."""
         _ours.discard(self)
         for channel in self._channels:
-            if _has_gone_on(channel):
+            if _was_over(channel):
                 self.remarks.append(
                     "compile jobs were running again, as the pause was over first: measure in shorter blocks"
                 )
@@ -49,30 +47,30 @@ def pause(root: Path, seconds: float, patience: float) -> Pause:
     Waits at most `patience` seconds, because a zygote finishes its start or warm-up first. Servers that do not answer
     are named in `remarks`.
     """
-    made = Pause()
+    paused = Pause()
     deadline = time.monotonic() + patience
     with contextlib.ExitStack() as stack:
-        stack.callback(made.end)
-        asked = [channel for directory in _directories(root) if (channel := _ask(directory, seconds)) is not None]
-        made._channels = asked
-        for channel in asked:
+        stack.callback(paused.end)
+        channels = [channel for directory in _directories(root) if (channel := _ask(directory, seconds)) is not None]
+        paused._channels = channels
+        for channel in channels:
             answer = _answer(channel, deadline)
             if answer is None:
-                made.remarks.append(
+                paused.remarks.append(
                     f"a server did not pause its jobs within {patience:.0f} s: measure when it is idle (fxpool status)"
                 )
             else:
-                made.workers += answer.workers
+                paused.workers += answer.workers
         stack.pop_all()
-    _ours.add(made)
-    return made
+    _ours.add(paused)
+    return paused
 
 
 def give_up_ours(why: str) -> None:
     """End this process's pauses: it needs a server now, and would wait for itself."""
-    for one in list(_ours):
-        one.remarks.append(why)
-        one.end()
+    for ours in list(_ours):
+        ours.remarks.append(why)
+        ours.end()
 
 
 def _directories(root: Path) -> Iterator[Path]:
@@ -83,16 +81,15 @@ def _directories(root: Path) -> Iterator[Path]:
 
 
 def _ask(directory: Path, seconds: float) -> Channel[m.ToClient] | None:
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    inherited.sockets.add(sock)
-    channel: Channel[m.ToClient] = Channel(sock, m.ToClient)
     try:
-        sock.settimeout(1.0)
-        sock.connect(os.fspath(directory / runtime_dir.SOCKET))
-        check_peer(sock, os.getuid())
-        channel.send(m.Hello(protocol=PROTOCOL_VERSION, fxpool=__version__, pid=os.getpid(), visitor=True))
-        channel.send(m.Pause(seconds=seconds))
+        sock = hosts.connect(directory, 1.0, visitor=True)
+        inherited.sockets.add(sock)
+        channel: Channel[m.ToClient] = Channel(sock, m.ToClient)
     except (OSError, ProtocolError):
+        return None
+    try:
+        channel.send(m.Pause(seconds=seconds))
+    except OSError:
         _close(channel)
         return None
     return channel
@@ -112,14 +109,14 @@ def _answer(channel: Channel[m.ToClient], deadline: float) -> m.Paused | None:
     return None
 
 
-def _has_gone_on(channel: Channel[m.ToClient]) -> bool:
+def _was_over(channel: Channel[m.ToClient]) -> bool:
     """Return whether a server has resumed before the end of the pause. Reads received messages without waiting."""
     with contextlib.suppress(OSError, ValueError, ProtocolError):
         while select.select([channel.sock], [], [], 0)[0]:
             frame = channel.receive()
             if frame is None:
                 return False  # it ended
-            if isinstance(frame[0], m.GoneOn):
+            if isinstance(frame[0], m.Resumed):
                 return True
     return False
 

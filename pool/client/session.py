@@ -54,7 +54,7 @@ class Session:
     `Session.start` finds or starts the server. A private server ends with the session; the host's server goes on.
     """
 
-    def __init__(self, config: PoolConfig, server: launch.Found, wake: int) -> None:
+    def __init__(self, config: PoolConfig, server: launch.Server, wake: int) -> None:
         """Take ownership of the connection to `server` and of the eventfd `wake`. The caller starts the thread."""
         self.config = config
         self.sock, self.directory, self.process, self.shared = (
@@ -425,7 +425,7 @@ class Session:
         self.sock.close()
 
 
-def _abandon(server: launch.Found) -> None:
+def _abandon(server: launch.Server) -> None:
     """Undo a start that failed halfway. The host's server leaves by itself."""
     inherited.sockets.discard(server.sock)
     server.sock.close()

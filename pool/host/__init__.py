@@ -8,5 +8,4 @@ runtime_dir   private directories for sockets and logs
 inherited     sockets, children and locks that a forked child must not keep
 marks         marks in the environment, which identify a process and all its descendants
 turns         measurement locks, across all of a user's processes
-predecessor   kills a hung server after another has replaced it
 """

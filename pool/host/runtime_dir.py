@@ -28,12 +28,14 @@ from fxpool.pool.wire.config import CONFIG
 
 __all__ = [
     "HOST_LOCK",
+    "LEAVING",
     "LOCK",
     "LOG",
     "READY",
     "SOCKET",
     "hold",
     "holder",
+    "is_server_of",
     "link_of",
     "make_private",
     "read_config",
@@ -52,6 +54,8 @@ LOG = "server.log"
 HOST_LOCK = "host.lock"
 #: A file in a server's private directory: the server has been ready at least once.
 READY = "ready"
+#: A file in a server's private directory: the server accepts no new clients.
+LEAVING = "leaving"
 PREFIX = "pool-"
 
 # sockaddr_un.sun_path holds 108 bytes with the terminating zero; mkdtemp adds 8 characters to the prefix.
@@ -152,6 +156,14 @@ def holder(directory: Path) -> int | None:
         return None
     finally:
         os.close(lock)
+
+
+def is_server_of(pid: int, directory: Path) -> bool:
+    """Return whether a process was started as the server of a private directory."""
+    try:
+        return os.fsencode(directory) in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
 
 
 def rotate_log(directory: Path, most: int = 4 << 20) -> None:

@@ -16,7 +16,7 @@ from typing import Protocol
 from fxpool.errors import ProtocolError
 from fxpool.pool.host import processes
 from fxpool.pool.server import descriptors
-from fxpool.pool.server.outcomes import Client
+from fxpool.pool.server.results import Client
 from fxpool.pool.wire import messages as m
 from fxpool.pool.wire.connection import Connection
 from fxpool.pool.wire.protocol import HANDSHAKE_CAP, PAYLOAD_CAP, PROTOCOL_VERSION, check_peer

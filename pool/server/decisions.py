@@ -38,9 +38,9 @@ class Answered:
 
 @dataclass(frozen=True)
 class Died:
-    """The worker of the job's last attempt ended without an answer. `how` is the server's description of its exit."""
+    """The worker of the job's last attempt ended without an answer. `exit_info` is the server's description of that."""
 
-    how: object
+    exit_info: object
 
 
 @dataclass(frozen=True)
@@ -59,9 +59,9 @@ class Unavailable:
 
 @dataclass(frozen=True)
 class NoWorker:
-    """`tries` workers were started for the job, and all died before its function; `how` describes the last exit."""
+    """`tries` workers were started for the job, and all died before its function; `exit_info` is the last one's."""
 
-    how: object
+    exit_info: object
     tries: int
 
 

@@ -29,7 +29,7 @@ import subprocess
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -58,16 +58,20 @@ _LIKELY = 2
 _TYPICAL, _LAST = 10.0, 32
 
 
-@dataclass(frozen=True)
-class Host:
-    """This host's side: `came` gets a job's result, `home` a job to run here (job, the reason's name and details,
-    whether the farm may answer yet), `lost` such a job that the farm will not answer any more. `load` returns the slots
-    and the jobs that hold or wait for one."""
+class Host(Protocol):
+    """This host's side. Implemented by the dispatcher."""
 
-    came: Callable[[int, f.Result, memoryview], None]
-    home: Callable[[int, str, str, bool], None]
-    lost: Callable[[int], None]
-    load: Callable[[], tuple[int, int]]
+    def came(self, job: int, result: f.Result, payload: memoryview) -> None:
+        """Take a job's result."""
+
+    def home(self, job: int, reason: str, detail: str, still: bool) -> None:
+        """Run a job here, with the reason's name and details. `still`: the farm may answer yet."""
+
+    def lost(self, job: int) -> None:
+        """Take note that the farm will not answer such a job any more."""
+
+    def load(self) -> tuple[int, int]:
+        """Return the slots, and the jobs that hold or wait for one."""
 
 
 @dataclass
@@ -409,20 +413,6 @@ class Farms:
     def __init__(self, host: Host, start: Callable[[str], Bridge] = start_bridge) -> None:
         self._host, self._start = host, start
         self._farms: dict[str, Farm] = {}
-        self._jobs: dict[int, Farm] = {}
-
-    def _came(self, job: int, result: f.Result, payload: memoryview) -> None:
-        self._jobs.pop(job, None)
-        self._host.came(job, result, payload)
-
-    def _home(self, job: int, reason: str, detail: str, still: bool) -> None:
-        if not still:
-            self._jobs.pop(job, None)
-        self._host.home(job, reason, detail, still)
-
-    def _lost(self, job: int) -> None:
-        self._jobs.pop(job, None)
-        self._host.lost(job)
 
     def start(self, address: str) -> None:
         """Connect to a farm ahead of its first job: an engine takes seconds for that."""
@@ -431,19 +421,16 @@ class Farms:
     def send(self, job: int, spec: m.JobSpec, payload: memoryview) -> None:
         """Give a job to the farm that it names; see `Farm.send`."""
         assert spec.away is not None
-        self._jobs[job] = farm = self._farm(spec.away.farm)
-        farm.send(job, spec, payload)
+        self._farm(spec.away.farm).send(job, spec, payload)
 
     def _farm(self, address: str) -> Farm:
         if address not in self._farms:
-            host = Host(self._came, self._home, self._lost, self._host.load)
-            self._farms[address] = Farm(address, host, self._start)
+            self._farms[address] = Farm(address, self._host, self._start)
         return self._farms[address]
 
     def recall(self, job: int) -> None:
         """Withdraw a job, which has ended."""
-        farm = self._jobs.pop(job, None)
-        if farm is not None:
+        for farm in self._farms.values():
             farm.recall(job)
 
     @property

@@ -1,8 +1,8 @@
 """Suspends jobs while clients measure: no job starts, running workers are stopped, the zygote makes no idle calls.
 
-    client ── Pause ──▶ server ── Stop, Rest ──▶ zygote
-    client ◀─ Paused ── server ◀── Resting ──────┘        the client measures, and closes the connection
-                        server ── GoOn, Rest ──▶ zygote
+    client ── Pause ──▶ server ── Stop, Suspend ──▶ zygote
+    client ◀─ Paused ── server ◀── Suspended ───────┘        the client measures, and closes the connection
+                        server ── Continue, Suspend ──▶ zygote
 
 A pause ends when it reaches its time limit, or with its client's connection, so that a dead client leaves nothing
 suspended. The time does not count towards the timeouts of jobs.
@@ -16,8 +16,9 @@ import logging
 import os
 from dataclasses import dataclass
 
-from fxpool.pool.server.dispatcher import Dispatcher, ToZygote
-from fxpool.pool.server.outcomes import Client
+from fxpool.pool.server.dispatcher import Dispatcher
+from fxpool.pool.server.results import Client, Worker
+from fxpool.pool.server.workers import ToZygote
 from fxpool.pool.wire import messages as m
 
 __all__ = ["Pauses"]
@@ -32,7 +33,7 @@ log = logging.getLogger(__name__)
 class _Pause:
     client: Client
     timer: asyncio.TimerHandle
-    told: bool = False
+    confirmed: bool = False
 
 
 class Pauses:
@@ -42,32 +43,55 @@ class Pauses:
         self._dispatcher, self._to_zygote = dispatcher, to_zygote
         self._loop = asyncio.get_running_loop()
         self._pauses: dict[int, _Pause] = {}
+        self._since = 0.0  # when the first of them began
 
     def __bool__(self) -> bool:
         return bool(self._pauses)
 
     def begin(self, client: Client, seconds: float, zygote_is_there: bool) -> None:
         """Suspend all jobs for a client, and tell it when that is done."""
-        known = self._pauses.pop(client.number, None)
-        if known is not None:
-            known.timer.cancel()
+        if not self._pauses:
+            self._since = self._loop.time()
+        earlier = self._pauses.pop(client.number, None)
+        if earlier is not None:
+            earlier.timer.cancel()
         timer = self._loop.call_later(min(max(seconds, 0.0), _LONGEST), self._over, client)
         pause = self._pauses[client.number] = _Pause(client, timer)
-        self._dispatcher.stand_still({_group(one.client.pid) for one in self._pauses.values()})
+        self._dispatcher.scheduler.hold()
+        self._dispatcher.limits.rests = True
+        for worker in self._dispatcher.workers.values():
+            self._stop(worker)
         if zygote_is_there:
-            self._to_zygote(m.Rest(on=True), None)
+            self._to_zygote(m.Suspend(on=True), None)
         else:
-            self._tell(pause)
+            self._confirm(pause)
 
-    def resting(self) -> None:
+    def on_forked(self, number: int) -> None:
+        """Suspend a new worker too."""
+        if self._pauses and number in self._dispatcher.workers:
+            self._stop(self._dispatcher.workers[number])
+
+    def _stop(self, worker: Worker) -> None:
+        """Suspend a worker, unless a client that measures runs in it."""
+        if worker.pid is None or worker.stopped or worker.exited is not None:
+            return
+        if worker.pid in {_group(pause.client.pid) for pause in self._pauses.values()}:
+            return
+        if not self._dispatcher.scheduler.asks_of(worker.job):
+            return  # it has answered, and will exit or is parked
+        worker.stopped = True
+        worker.cancel_limit()
+        self._to_zygote(m.Stop(worker=worker.number), None)
+
+    def suspended(self) -> None:
         """Tell the clients that all is suspended: the zygote has carried out all earlier orders."""
         for pause in self._pauses.values():
-            self._tell(pause)
+            self._confirm(pause)
 
     def zygote_is_new(self) -> None:
         """Suspend the idle calls of a new zygote too."""
         if self._pauses:
-            self._to_zygote(m.Rest(on=True), None)
+            self._to_zygote(m.Suspend(on=True), None)
 
     def end(self, client: Client) -> None:
         """End a client's pause. No-op without a pause."""
@@ -76,17 +100,31 @@ class Pauses:
             return
         pause.timer.cancel()
         if not self._pauses:
-            self._to_zygote(m.Rest(on=False), None)
-            self._dispatcher.go_on()
+            self._to_zygote(m.Suspend(on=False), None)
+            self._resume()
 
-    def _tell(self, pause: _Pause) -> None:
-        if not pause.told:
-            pause.told = True
-            pause.client.connection.send(m.Paused(workers=self._dispatcher.stopped))
+    def _resume(self) -> None:
+        jobs = self._dispatcher
+        jobs.limits.rests = False
+        stopped = [worker for worker in jobs.workers.values() if worker.stopped]
+        for worker in stopped:
+            worker.stopped = False
+            if worker.exited is None:
+                self._to_zygote(m.Continue(worker=worker.number), None)
+            if worker.reached is not None:
+                worker.reached += self._loop.time() - max(self._since, worker.reached)
+        jobs.limits.keep(stopped)
+        jobs.do(jobs.scheduler.go_on())
+
+    def _confirm(self, pause: _Pause) -> None:
+        if not pause.confirmed:
+            pause.confirmed = True
+            workers = sum(worker.stopped for worker in self._dispatcher.workers.values())
+            pause.client.connection.send(m.Paused(workers=workers))
 
     def _over(self, client: Client) -> None:
         log.warning("resuming jobs, although process %d is still measuring", client.pid)
-        client.connection.send(m.GoneOn())
+        client.connection.send(m.Resumed())
         self.end(client)
 
 

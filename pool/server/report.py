@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from fxpool.pool.host import memory
-from fxpool.pool.server.outcomes import Exceeded, Work, Worker, describe
-from fxpool.pool.wire import messages as m
+from fxpool.pool.server.results import Work, Worker
 
-__all__ = ["cgroup", "ending", "running", "shares", "waiting"]
+__all__ = ["cgroup", "running", "shares", "waiting"]
 
 # The largest number of rows for the queue.
 _LISTED = 1000
@@ -39,7 +38,7 @@ def waiting(
             "label": work.spec.label,
             "client": work.client.pid,
             "priority": work.spec.priority,
-            "seconds": round(now - work.asked, 3),
+            "seconds": round(now - work.submitted, 3),
             "joined": work.joined,
             "running": (job := job_of(key)) is not None and job in with_worker,
         }
@@ -69,17 +68,6 @@ def running(worker: Worker, listening: Sequence[Work], taken: Mapping[int, int],
         "sub_job": worker.work.worker is not None,
         "wanted_by": [work.client.pid for work in listening if work.client is not None],
     }
-
-
-def ending(message: m.Done | m.Failed) -> tuple[str, str]:
-    """Return (how a job ended, why): "done" or a kind of Failed. The text of an exception is only in the payload."""
-    if isinstance(message, m.Done):
-        return "done", ""
-    if message.kind in ("timeout", "memory"):
-        # mypy does not narrow a Literal by `in`
-        how = Exceeded("timeout" if message.kind == "timeout" else "memory", message.limit, message.used, message.phase)
-        return message.kind, describe(how)
-    return message.kind, message.reason
 
 
 def shares(taken: Mapping[int, int], zygote: int) -> dict[str, int]:

@@ -43,9 +43,7 @@ one more job run. After a timeout, `relieve` also starts an exclusive job beside
 
 from __future__ import annotations
 
-import itertools
-from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 
 import msgspec
 
@@ -66,113 +64,19 @@ from fxpool.pool.server.decisions import (
     Send,
     Unavailable,
 )
-from fxpool.pool.server.scheduler_state import Job, Slot, Worker
+from fxpool.pool.server.scheduler_state import Job, Slot, State, Worker
 from fxpool.pool.wire.messages import JobSpec
 
 __all__ = ["Scheduler"]
 
-# With fewer slots, a job and its sub-jobs use all of them, and a best-effort job would compete for their cores.
-_MANY = 4
-# A best-effort job with this many asks does not wait for quiet, which jobs in a row do not leave.
-_WANTED = 3
 # Best-effort jobs that may be queued; each holds its payload, and outlasts its client.
 _MOST_BEST_EFFORT = 64
 
 
-class Scheduler:
+class Scheduler(State):
     """The state machine. Not thread-safe. Every event method returns the actions to carry out."""
 
-    def __init__(self, slots: int, *, zygote_losses: int = 3, begins: int = 8) -> None:
-        if slots < 1:
-            raise ValueError(f"a pool needs at least one slot, not {slots}")
-        self.slots = slots
-        self._zygote_losses = zygote_losses
-        self._begins = begins
-        self._losses = 0
-        self._ready = False
-        self._broken: str | None = None
-        self._jobs: dict[int, Job] = {}
-        self._asks: dict[int, int] = {}  # job by ask
-        self._deduplicated: dict[str, int] = {}  # job by key
-        self._workers: dict[int, Worker] = {}
-        self._queue: dict[int, None] = {}
-        self._parked: dict[int, None] = {}  # workers, the latest last
-        self._wanting: deque[int] = deque()
-        self._used = 0
-        self._admitted: int | None = None
-        self._quiet = False
-        self._on_hold = False
-        self._ages = itertools.count()
-        self._worker_numbers = itertools.count(1)
-        self.retries = 0
-
-    # -- for observers
-
-    @property
-    def used(self) -> int:
-        """Number of slots held. Exceeds `slots` only by workers that `relieve` started."""
-        return self._used
-
-    @property
-    def free(self) -> int:
-        """Number of free slots."""
-        return max(0, self.slots - self._used)
-
-    @property
-    def queued(self) -> int:
-        """Number of jobs without a worker."""
-        return len(self._queue)
-
-    @property
-    def order(self) -> list[int]:
-        """The jobs without a worker, the next one first."""
-        return [job.job for job in sorted((self._jobs[number] for number in self._queue), key=self._rank())]
-
-    @property
-    def running(self) -> int:
-        """Number of workers that are not parked."""
-        return len(self._workers) - len(self._parked)
-
-    @property
-    def begun(self) -> int:
-        """Number of jobs that have a worker, sub-jobs excluded."""
-        return sum(job.worker is not None and job.parent is None for job in self._jobs.values())
-
-    @property
-    def broken(self) -> str | None:
-        """The reason why no job can ever run; None if jobs can run."""
-        return self._broken
-
-    @property
-    def stalled(self) -> bool:
-        """True if all slots are held by workers with unfinished sub-jobs, and those sub-jobs wait for a slot."""
-        waiting = self._used >= self.slots or self.waits_for_exclusion
-        if not waiting or self._on_hold or not self._ready or self._next_helper() is None:
-            return False
-        return all(w.children and w.job is not None for w in self._workers.values() if w.slot is Slot.HELD)
-
-    @property
-    def waits_for_exclusion(self) -> bool:
-        """True if the next job is exclusive and others still run."""
-        may_be = self._ready and self._used and not self._on_hold and not self._wanting and not self._held_exclusively()
-        head = self._head() if may_be else None
-        return head is not None and head.spec.exclusive
-
-    @property
-    def waits_for_quiet(self) -> bool:
-        """True if no slot is held, and only best-effort jobs are queued."""
-        idle = self._ready and not self._used and not self._on_hold and not self._runs_best_effort()
-        return idle and bool(self._queue) and all(self._jobs[j].spec.best_effort for j in self._queue)
-
     # -- jobs
-
-    def job_of(self, ask: int) -> int | None:
-        """Return the job that an ask waits for: its own number, or that of the job it joined; None after delivery."""
-        return self._asks.get(ask)
-
-    def asks_of(self, job: int) -> list[int]:
-        """Return the asks that wait for a job, in the order of their arrival."""
-        return list(self._jobs[job].asks) if job in self._jobs else []
 
     def submit(
         self,
@@ -184,17 +88,15 @@ class Scheduler:
         parent: int | None = None,
     ) -> list[Action]:
         """Add an ask of `owner`, or of a worker (`parent`)."""
-        actions: list[Action] = []
         key = spec.dedup_key if parent is None else ""  # a sub-job ends exactly when the worker does
         if spec.best_effort:
             owner = None
-        if self._broken is not None:
-            return [Deliver(job, Unavailable(self._broken), 0, None)]
+        if self.broken is not None:
+            return [Deliver(job, Unavailable(self.broken), 0, None)]
         if parent is not None:
-            asker = self._workers.get(parent)
-            if asker is None or asker.job is None:
+            if self._job(parent) is None:
                 return [Deliver(job, Cancelled("the worker that submitted it ended"), 0, None)]
-            asker.children[job] = None
+            self._workers[parent].children[job] = None
             owner = None
         elif key in self._deduplicated:
             joined = self._jobs[self._deduplicated[key]]
@@ -202,9 +104,7 @@ class Scheduler:
             priority, retries = max(joined.spec.priority, spec.priority), max(joined.spec.retries, spec.retries)
             joined.spec = msgspec.structs.replace(joined.spec, priority=priority, retries=retries)
             self._asks[job] = joined.job
-            if joined.spec.best_effort:
-                self._dispatch(actions)
-            return actions
+            return self._dispatch()  # a best-effort job may have become worth a slot
         if key:
             self._deduplicated[key] = job
         self._jobs[job] = Job(job, {job: owner}, parent, spec, kind, next(self._ages))
@@ -213,35 +113,29 @@ class Scheduler:
             self._jobs[job].away = True
             return [Send(job)]
         self._queue[job] = None
-        self._dispatch(actions)
+        self._run()
         best_effort = [queued for queued in self._queue if self._jobs[queued].spec.best_effort]
         if len(best_effort) > _MOST_BEST_EFFORT:
             reason = f"more than {_MOST_BEST_EFFORT} best-effort jobs are queued"
-            self._abort(best_effort[0], Cancelled(reason), actions)
-        return actions
+            self._abort(best_effort[0], Cancelled(reason))
+        return self._take()
 
     def cancel(self, job: int, reason: str = "cancelled") -> list[Action]:
         """Withdraw an ask. If it was the job's only ask, the worker is killed, and its sub-jobs with it."""
-        actions: list[Action] = []
-        self._withdraw(job, reason, actions)
-        self._dispatch(actions)
-        return actions
+        self._withdraw(job, reason)
+        return self._dispatch()
 
     def owner_left(self, owner: Hashable) -> list[Action]:
         """Cancel all asks of `owner`."""
-        actions: list[Action] = []
         top = [job for job in self._jobs.values() if job.parent is None]
         for ask in [ask for job in top for ask, whose in job.asks.items() if whose == owner]:
-            self._withdraw(ask, "its caller is gone", actions)
-        self._dispatch(actions)
-        return actions
+            self._withdraw(ask, "its caller is gone")
+        return self._dispatch()
 
     def admit(self, jobs: int | None) -> list[Action]:
         """Start no job while this many or more run (None: only the slots limit them). Sub-jobs are always admitted."""
-        actions: list[Action] = []
         self._admitted = jobs
-        self._dispatch(actions)
-        return actions
+        return self._dispatch()
 
     def hold(self) -> None:
         """Stop starting jobs and granting slots, until `go_on`."""
@@ -249,53 +143,46 @@ class Scheduler:
 
     def go_on(self) -> list[Action]:
         """End `hold`."""
-        actions: list[Action] = []
         self._on_hold = False
-        self._dispatch(actions)
-        return actions
+        return self._dispatch()
 
     def quiet(self) -> list[Action]:
         """Start a best-effort job if only such jobs are queued. Called when no job has run for a while."""
-        actions: list[Action] = []
         if self.waits_for_quiet:
             self._quiet = True
-            self._run_next(actions)
+            self._run_next()
             self._quiet = False
-        return actions
+        return self._take()
 
     # -- jobs on a farm
 
     def came(self, job: int, answer: object) -> list[Action]:
         """Deliver the farm's answer. A worker that runs the job, too, is killed."""
-        actions: list[Action] = []
         known = self._jobs.get(job)
         if known is not None and known.away:
             known.away = False
-            self._abort(job, Answered(answer), actions)
-            self._dispatch(actions)
-        return actions
+            self._abort(job, Answered(answer))
+        return self._dispatch()
 
     def home(self, job: int, *, still: bool = False) -> list[Action]:
         """Queue a job that the farm does not run, unless it has failed here; with `still`, the farm may answer yet."""
-        actions: list[Action] = []
         known = self._jobs.get(job)
         if known is not None and known.away:
             known.away = still
             if known.failure is not None:
-                self._finish(known, known.failure, actions)
+                self._finish(known, known.failure)
             elif known.worker is None:
                 self._queue[job] = None
-            self._dispatch(actions)
-        return actions
+        return self._dispatch()
 
     # -- workers
 
     def reached(self, worker: int) -> list[Action]:
         """Mark that the worker reached its job's function. From now on its death counts as an attempt."""
-        known = self._workers.get(worker)
-        if known is not None and known.job is not None:
-            known.reached = True
-            self._jobs[known.job].missed = 0
+        job = self._job(worker)
+        if job is not None:
+            self._workers[worker].reached = True
+            job.missed = 0
         return []
 
     def failed(self, worker: int) -> list[Action]:
@@ -304,244 +191,177 @@ class Scheduler:
             self._workers[worker].reached = False
         return []
 
-    def missed(self, job: int) -> int:
-        """Return how many workers in a row did not reach the job's function."""
-        return self._jobs[job].missed if job in self._jobs else 0
-
     def refuse(self, worker: int, reason: str) -> list[Action]:
         """End the job of this worker as Unavailable, because it cannot be given to any worker."""
-        actions: list[Action] = []
-        known = self._workers.get(worker)
-        if known is not None and known.job is not None:
-            self._abort(known.job, Unavailable(reason), actions)
-            self._dispatch(actions)
-        return actions
+        job = self._job(worker)
+        if job is not None:
+            self._abort(job.job, Unavailable(reason))
+        return self._dispatch()
 
     def answered(self, worker: int, answer: object, *, stays: bool = False) -> list[Action]:
         """Deliver the worker's answer. Its process ends soon, unless it `stays` for another job of its kind."""
-        actions: list[Action] = []
-        known = self._workers.get(worker)
-        if known is None or known.job is None:
-            return actions
+        job = self._job(worker)
+        if job is None:
+            return self._take()
+        known = self._workers[worker]
         self._losses = 0
-        self._finish(self._jobs[known.job], Answered(answer), actions)
+        self._finish(job, Answered(answer))
         if stays and known.kind is not None and known.reached and not known.killed:
-            self._park(known, actions)
+            self._park(known)
         elif stays:
-            self._kill(worker, actions)  # it waits for a job that will not come
-        self._dispatch(actions)
-        return actions
+            self._kill(worker)  # it waits for a job that will not come
+        return self._dispatch()
 
     def dismiss(self, worker: int) -> list[Action]:
         """Kill a parked worker. No-op if it is not parked."""
-        actions: list[Action] = []
-        if self._parked.pop(worker, self) is None:
-            self._kill(worker, actions)
-        return actions
+        self._dismiss(worker)
+        return self._take()
 
-    def exited(self, worker: int, how: object) -> list[Action]:
+    def exited(self, worker: int, exit_info: object) -> list[Action]:
         """Forget a worker whose process has ended. If it had reached its job and not answered, that is an attempt."""
-        actions: list[Action] = []
-        self._remove(worker, how, actions)
-        self._dispatch(actions)
-        return actions
+        self._remove(worker, exit_info)
+        return self._dispatch()
 
-    def awaits_farm(self, job: int) -> bool:
-        """Return whether a job has failed here, and waits for the farm's answer."""
-        return job in self._jobs and self._jobs[job].failure is not None
-
-    def given_up(self, worker: int, how: object) -> list[Action]:
+    def given_up(self, worker: int, exit_info: object) -> list[Action]:
         """End the job of a killed worker that does not exit. Its slot stays taken until it does."""
-        actions: list[Action] = []
-        known = self._workers.get(worker)
-        if known is not None and known.job is not None:
-            self._fail(self._jobs[known.job], Died(how), actions)
-            self._kill(worker, actions)
-            self._dispatch(actions)
-        return actions
+        job = self._job(worker)
+        if job is not None:
+            self._fail(job, Died(exit_info))
+            self._kill(worker)
+        return self._dispatch()
 
     def lost(self, worker: int) -> list[Action]:
         """Kill an unreachable worker."""
-        actions: list[Action] = []
-        self._kill(worker, actions)
-        return actions
+        self._kill(worker)
+        return self._take()
 
     def waiting(self, worker: int) -> list[Action]:
         """Free the worker's slot while it waits for sub-jobs."""
-        actions: list[Action] = []
-        known = self._workers.get(worker)
-        if known is not None and known.job is not None:
-            self._release(known)
-            self._dispatch(actions)
-        return actions
+        if self._job(worker) is not None:
+            self._release(self._workers[worker])
+        return self._dispatch()
 
     def resume(self, worker: int) -> list[Action]:
         """Queue the worker for a slot. It continues when it gets its Grant."""
-        actions: list[Action] = []
-        known = self._workers.get(worker)
-        if known is None or known.job is None:
-            return actions
+        if self._job(worker) is None:
+            return self._take()
+        known = self._workers[worker]
         if known.slot is Slot.HELD:
             return [Grant(worker)]
         if known.slot is Slot.NONE:
             known.slot = Slot.WANTED
             self._wanting.append(worker)
-            self._dispatch(actions)
-        return actions
+        return self._dispatch()
 
     def relieve(self) -> list[Action]:
         """Start one more job than there are slots, or start one beside an exclusive job, if nothing else can proceed
         (see `stalled`, `waits_for_exclusion`)."""
-        actions: list[Action] = []
         if self.stalled or self.waits_for_exclusion:
-            self._run_next(actions, beside=True)
-        return actions
+            self._run_next(beside=True)
+        return self._take()
 
     # -- the zygote
 
     def zygote_ready(self) -> list[Action]:
         """Start queued jobs, because the zygote can fork."""
-        actions: list[Action] = []
         self._ready = True
-        self._dispatch(actions)
-        return actions
+        return self._dispatch()
 
-    def zygote_lost(self, how: object, reason: str = "the zygote died") -> list[Action]:
+    def zygote_lost(self, exit_info: object, reason: str = "the zygote died") -> list[Action]:
         """Forget the zygote and its workers. The server starts another zygote unless `broken` is set afterwards.
 
         It does not count as an attempt of any job. But a job that was running at `zygote_losses` such deaths fails.
         """
-        actions: list[Action] = []
         self._ready = False
         self._losses += 1
         for known in list(self._workers.values()):
-            job = self._jobs.get(known.job) if known.job is not None else None
+            job = self._job(known.worker)
             if job is not None and known.reached:
                 job.losses += 1
                 if job.losses >= self._zygote_losses:
-                    self._fail(job, Unavailable(f"{reason} while running this job, {job.losses} times"), actions)
+                    self._fail(job, Unavailable(f"{reason} while running this job, {job.losses} times"))
             known.reached = False
-            self._remove(known.worker, how, actions, missed=False)
+            self._remove(known.worker, exit_info, missed=False)
         if self._losses >= self._zygote_losses:
-            actions += self.zygote_broken(f"{reason} {self._losses} times in a row")
-        return actions
+            return self.zygote_broken(f"{reason} {self._losses} times in a row")
+        return self._take()
 
     def zygote_broken(self, reason: str) -> list[Action]:
         """Fail every job, now and later, because no zygote will ever be ready."""
-        actions: list[Action] = []
         self._ready = False
-        self._broken = reason
+        self.broken = reason
         for job in list(self._jobs):
-            self._abort(job, Unavailable(reason), actions)
-        return actions
+            self._abort(job, Unavailable(reason))
+        return self._take()
 
     # -- internals
 
-    def _head(self) -> Job | None:
-        """Return the next queued job that may start, or None."""
-        queue = [self._jobs[number] for number in self._queue]
-        if self._admitted is not None and self.begun >= self._admitted:
-            queue = [job for job in queue if job.parent is not None]
-        if self._runs_best_effort():
-            queue = [job for job in queue if not job.spec.best_effort]
-        elif not self._quiet and (self.slots < _MANY or 2 * self.free < self.slots):
-            queue = [job for job in queue if not job.spec.best_effort or len(job.asks) >= _WANTED]
-        return min(queue, key=self._rank(), default=None)
+    def _take(self) -> list[Action]:
+        """Return the actions of the current event."""
+        actions, self._actions = self._actions, []
+        return actions
 
-    def _runs_best_effort(self) -> bool:
-        return any(job.spec.best_effort and job.worker is not None for job in self._jobs.values())
-
-    def _rank(self) -> Callable[[Job], tuple[bool, int, int, int]]:
-        """Return a key that sorts queued jobs in the order in which they start."""
-        held: dict[Hashable, int] = {}
-        for worker in self._workers.values():
-            if worker.slot is Slot.HELD and worker.job is not None:
-                for owner in self._owners(self._jobs[worker.job]):
-                    held[owner] = held.get(owner, 0) + 1
-
-        def rank(job: Job) -> tuple[bool, int, int, int]:
-            load = min((held.get(owner, 0) for owner in self._owners(job)), default=0)
-            return job.parent is None, -job.spec.priority, load, job.age
-
-        return rank
-
-    def _owners(self, job: Job) -> set[Hashable]:
-        """Return the owners of a job or, for a sub-job, of the job that it belongs to."""
-        while job.parent is not None:
-            above = self._workers.get(job.parent)
-            if above is None or above.job is None:
-                return set()
-            job = self._jobs[above.job]
-        return set(job.asks.values())
-
-    def _next_helper(self) -> int | None:
-        """Return the next worker that wants its slot back, or else the next job if it is a sub-job.
-
-        Either may end another worker's wait.
-        """
-        if self._wanting:
-            return self._wanting[0]
-        head = self._head()
-        return head.job if head is not None and head.parent is not None else None
-
-    def _dispatch(self, actions: list[Action]) -> None:
-        while self._used < self.slots and self._run_next(actions):
+    def _run(self) -> None:
+        """Start jobs and grant slots while any are free."""
+        while self.used < self.slots and self._run_next():
             pass
 
-    def _held_exclusively(self) -> bool:
-        return any(
-            worker.slot is Slot.HELD and worker.job is not None and self._jobs[worker.job].spec.exclusive
-            for worker in self._workers.values()
-        )
+    def _dispatch(self) -> list[Action]:
+        self._run()
+        return self._take()
 
-    def _run_next(self, actions: list[Action], beside: bool = False) -> bool:
+    def _run_next(self, beside: bool = False) -> bool:
         if self._on_hold or (not beside and self._held_exclusively()):
             return False
         if self._wanting:
             worker = self._workers[self._wanting.popleft()]
             worker.slot = Slot.HELD
-            self._used += 1
-            actions.append(Grant(worker.worker))
+            self.used += 1
+            self._actions.append(Grant(worker.worker))
             return True
         job = self._head() if self._ready else None
-        if job is None or (job.spec.exclusive and self._used and not beside):
+        if job is None or (job.spec.exclusive and self.used and not beside):
             return False
         del self._queue[job.job]
         job.attempt += 1
-        self._used += 1
+        self.used += 1
         kept = next((w for w in reversed(self._parked) if self._workers[w].kind == job.kind), None)
         if kept is not None:
             del self._parked[kept]
             job.worker, known = kept, self._workers[kept]
             known.job, known.slot, known.reached = job.job, Slot.HELD, False
-            actions.append(Assign(kept, job.job, job.attempt, job.last))
+            self._actions.append(Assign(kept, job.job, job.attempt, job.last))
             return True
         job.worker = next(self._worker_numbers)
         self._workers[job.worker] = Worker(job.worker, job.job, job.kind)
-        actions.append(Fork(job.worker, job.job, job.attempt, job.last))
+        self._actions.append(Fork(job.worker, job.job, job.attempt, job.last))
         return True
 
-    def _park(self, worker: Worker, actions: list[Action]) -> None:
+    def _park(self, worker: Worker) -> None:
         self._release(worker)
         self._parked[worker.worker] = None
-        actions.append(Park(worker.worker))
+        self._actions.append(Park(worker.worker))
         if len(self._parked) > self.slots:
-            actions += self.dismiss(next(iter(self._parked)))
+            self._dismiss(next(iter(self._parked)))
+
+    def _dismiss(self, worker: int) -> None:
+        if self._parked.pop(worker, self) is None:
+            self._kill(worker)
 
     def _release(self, worker: Worker) -> None:
         if worker.slot is Slot.HELD:
-            self._used -= 1
+            self.used -= 1
         elif worker.slot is Slot.WANTED:
             self._wanting.remove(worker.worker)
         worker.slot = Slot.NONE
 
-    def _kill(self, worker: int, actions: list[Action]) -> None:
+    def _kill(self, worker: int) -> None:
         known = self._workers.get(worker)
         if known is not None and not known.killed:
             known.killed = True
-            actions.append(Kill(worker))
+            self._actions.append(Kill(worker))
 
-    def _finish(self, job: Job, outcome: Outcome, actions: list[Action]) -> None:
+    def _finish(self, job: Job, outcome: Outcome) -> None:
         """Forget the job, deliver its outcome and end its sub-jobs. Its worker, if any, is left without a job."""
         del self._jobs[job.job]
         if self._deduplicated.get(job.spec.dedup_key) == job.job:
@@ -550,70 +370,71 @@ class Scheduler:
             self._workers[job.parent].children.pop(job.job, None)
         for ask in job.asks:
             del self._asks[ask]
-            actions.append(Deliver(ask, outcome, job.attempt, job.worker))
+            self._actions.append(Deliver(ask, outcome, job.attempt, job.worker))
         if job.away:
-            actions.append(Recall(job.job))
+            self._actions.append(Recall(job.job))
         self._queue.pop(job.job, None)
         if job.worker is not None:
-            self._orphan(self._workers[job.worker], actions)
+            self._orphan(self._workers[job.worker])
 
-    def _fail(self, job: Job, outcome: Outcome, actions: list[Action]) -> None:
+    def _fail(self, job: Job, outcome: Outcome) -> None:
         """End a job that no other worker tries; but if the farm has it, too, wait for the farm."""
         if not job.away:
-            self._finish(job, outcome, actions)
+            self._finish(job, outcome)
             return
         job.failure = outcome
         worker, job.worker = job.worker, None
         if worker is not None:
-            self._orphan(self._workers[worker], actions)
+            self._orphan(self._workers[worker])
 
-    def _orphan(self, worker: Worker, actions: list[Action]) -> None:
+    def _orphan(self, worker: Worker) -> None:
         worker.job = None
         if worker.slot is Slot.WANTED:
             self._release(worker)
         for child in list(worker.children):
-            self._abort(child, Cancelled("the job that submitted it ended"), actions)
+            self._abort(child, Cancelled("the job that submitted it ended"))
 
-    def _withdraw(self, ask: int, reason: str, actions: list[Action]) -> None:
+    def _withdraw(self, ask: int, reason: str) -> None:
         job = self._jobs.get(self._asks.get(ask, -1))
         if job is None:
             return
         if len(job.asks) == 1:
-            self._abort(job.job, Cancelled(reason), actions)
+            self._abort(job.job, Cancelled(reason))
             return
         del job.asks[ask], self._asks[ask]
-        actions.append(Deliver(ask, Cancelled(reason), job.attempt, None))
+        self._actions.append(Deliver(ask, Cancelled(reason), job.attempt, None))
 
-    def _abort(self, job: int, outcome: Outcome, actions: list[Action]) -> None:
+    def _abort(self, job: int, outcome: Outcome) -> None:
         known = self._jobs.get(job)
         if known is not None:
-            self._finish(known, outcome, actions)
+            self._finish(known, outcome)
             if known.worker is not None:
-                self._kill(known.worker, actions)
+                self._kill(known.worker)
 
-    def _remove(self, worker: int, how: object, actions: list[Action], *, missed: bool = True) -> None:
+    def _remove(self, worker: int, exit_info: object, *, missed: bool = True) -> None:
         known = self._workers.get(worker)
         if known is None:
             return
         self._release(known)
         self._parked.pop(worker, None)
-        job = self._jobs.get(known.job) if known.job is not None else None
+        job = self._job(worker)
         if job is None:
             del self._workers[worker]
             return
         outcome: Outcome | None = None
         if known.reached:
-            outcome = Died(how) if job.attempt > job.spec.retries else None
+            outcome = Died(exit_info) if job.attempt > job.spec.retries else None
         else:
             job.attempt -= 1  # it never ran
             job.missed += missed
-            outcome = NoWorker(how, job.missed) if job.missed >= (1 if job.spec.best_effort else self._begins) else None
+            tries = 1 if job.spec.best_effort else self._begins
+            outcome = NoWorker(exit_info, job.missed) if job.missed >= tries else None
         if outcome is not None:
-            self._fail(job, outcome, actions)
+            self._fail(job, outcome)
             del self._workers[worker]
             return
-        self._orphan(known, actions)
+        self._orphan(known)
         del self._workers[worker]
         self.retries += 1
-        job.worker, job.last = None, how
+        job.worker, job.last = None, exit_info
         self._queue[job.job] = None

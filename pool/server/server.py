@@ -2,7 +2,7 @@
 
     python -m fxpool.pool.server.server --directory DIR --listen FD     (started by a client; see `launch`)
 
-A private server ends with its client, on Shutdown and on SIGTERM. The host's server (`ServerConfig.link`) ends after
+A private server ends with its client, on Shutdown and on SIGTERM. The host's server (`PoolConfig.host`) ends after
 `idle_timeout` seconds without a client. On Shutdown, on SIGTERM, or when another server has replaced it, it accepts no
 new clients and ends when the jobs of its clients are done. Best-effort jobs (`JobSpec.best_effort`) postpone the idle
 timeout, but not such an end. All workers, the zygote and the private directory go with the server.
@@ -27,14 +27,14 @@ import msgspec
 
 from fxpool import failures, temporary
 from fxpool.errors import ProtocolError
-from fxpool.pool.host import memory, predecessor, processes, runtime_dir, turns
+from fxpool.pool.host import memory, processes, runtime_dir, turns
 from fxpool.pool.host.limits import default_workers
-from fxpool.pool.server import descriptors, report
+from fxpool.pool.server import descriptors, report, stale_server
 from fxpool.pool.server.clients import HANDSHAKE_SECONDS, Clients
-from fxpool.pool.server.dispatcher import GRACE_SECONDS, Dispatcher
-from fxpool.pool.server.outcomes import Client
+from fxpool.pool.server.dispatcher import Dispatcher
 from fxpool.pool.server.pauses import Pauses
-from fxpool.pool.server.watch import Limits
+from fxpool.pool.server.results import Client
+from fxpool.pool.server.workers import GRACE_SECONDS
 from fxpool.pool.server.zygote_link import ZygoteLink
 from fxpool.pool.wire import messages as m
 from fxpool.pool.wire.config import ServerConfig
@@ -61,7 +61,9 @@ class Server:
 
     def __init__(self, directory: Path, listener: socket.socket, config: ServerConfig) -> None:
         self.directory = directory
+        self.root = directory.parent
         self.config = config
+        self.link = runtime_dir.link_of(self.root, config.host) if config.host else None
         self.slots, self.rule = min(default_workers(), memory.workers(memory.Host.look()))
         if config.workers:
             self.slots, self.rule = config.workers, "configured"
@@ -86,8 +88,7 @@ class Server:
         self.loop = asyncio.get_running_loop()
         self._begun = self.loop.time()
         self.end = asyncio.Event()
-        limits = Limits.of(self.config.job_timeout, self.config.job_memory, self.config.memory_high_watermark)
-        self.dispatcher = Dispatcher(self.directory, self.slots, limits, self.config.patience, self._to_zygote)
+        self.dispatcher = Dispatcher(self.directory, self.slots, self.config, self._to_zygote)
         self.pauses = Pauses(self.dispatcher, self._to_zygote)
         if self.config.farm:
             self.dispatcher.farms.start(self.config.farm)
@@ -99,7 +100,7 @@ class Server:
         self.clients.listen()
         # End if the client that started this server never connects.
         self.loop.call_later(max(HANDSHAKE_SECONDS, self.config.start_timeout), self._leave_without_clients)
-        if measuring := turns.of_others(Path(self.config.runtime_root), self.config.client):
+        if measuring := turns.of_others(self.root, self.config.client):
             self._spawn(self._start_zygote_after(measuring))
         else:
             self._start_zygote()
@@ -107,7 +108,7 @@ class Server:
         self._spawn(self._sweep())
         self._spawn(self._rotate_log())
         self._seen_off = self.loop.create_task(self._see_off())
-        if self.config.link:
+        if self.link is not None:
             self._spawn(self._watch_link())
         try:
             await self.end.wait()
@@ -124,7 +125,7 @@ class Server:
         elif isinstance(message, m.Cancel):
             self.dispatcher.cancel(client, message.job)
         elif isinstance(message, m.Answer):
-            self.dispatcher.answer(client, message, payload)
+            self.dispatcher.callers.answer(client, message, payload)
         elif isinstance(message, m.Pause):
             self.pauses.begin(client, message.seconds, self._zygote_obeys)
         elif isinstance(message, m.StatusQuery):
@@ -166,7 +167,7 @@ class Server:
         """End a private server when its client has left, and the host's after `idle_timeout` without clients."""
         if any(not client.visitor for client in self.clients.greeted()) or not self._had_client:
             return
-        if not self.config.link or self._draining:
+        if self.link is None or self._draining:
             self.end.set()
         elif self._idle is None:
             self._idle_since = self.loop.time()
@@ -184,7 +185,7 @@ class Server:
 
     def _asked_to_end(self) -> None:
         """End at once if the server is private or was asked before, otherwise when its jobs are done."""
-        if not self.config.link or self._draining:
+        if self.link is None or self._draining:
             self.end.set()
         else:
             self._drain("the server was asked to end")
@@ -193,7 +194,7 @@ class Server:
         log.info("accepting no new clients: %s", reason)
         self._draining = True
         with contextlib.suppress(OSError):  # the directory was removed, so no client can find this server
-            (self.directory / predecessor.LEAVING).touch(mode=0o600)
+            (self.directory / runtime_dir.LEAVING).touch(mode=0o600)
         self._remove_link()
         self.clients.accept_no_more()
         for client in self.clients.greeted():
@@ -208,7 +209,7 @@ class Server:
     async def _watch_link(self) -> None:
         """Leave when another server has replaced this one."""
         while not self._draining:
-            await asyncio.sleep(predecessor.LINK_SECONDS)
+            await asyncio.sleep(stale_server.LINK_SECONDS)
             if not self._link_is_ours():
                 if not self._draining:
                     self._drain("another server replaced this one")
@@ -216,18 +217,18 @@ class Server:
 
     async def _see_off(self) -> None:
         if self.config.predecessor:
-            await predecessor.retire_predecessor(Path(self.config.predecessor))
+            await stale_server.retire(Path(self.config.predecessor))
 
     def _link_is_ours(self) -> bool:
         try:
-            return os.readlink(self.config.link) == f"{self.directory.name}/{runtime_dir.SOCKET}"
+            return self.link is not None and os.readlink(self.link) == f"{self.directory.name}/{runtime_dir.SOCKET}"
         except OSError:
             return False
 
     def _remove_link(self) -> None:
-        if self.config.link and self._link_is_ours():
+        if self.link is not None and self._link_is_ours():
             with contextlib.suppress(OSError):
-                os.unlink(self.config.link)
+                self.link.unlink()
 
     # ------------------------------------------------------------ the zygote
 
@@ -273,7 +274,7 @@ class Server:
         self._zygote_broken(reason)
 
         def leave() -> None:
-            if not self.config.link:
+            if self.link is None:
                 self.end.set()
             elif not self._draining:
                 self._drain(reason)
@@ -294,11 +295,12 @@ class Server:
         self.pauses.zygote_is_new()
         self.dispatcher.zygote_ready()
 
-    def on_resting(self) -> None:
-        self.pauses.resting()
+    def on_suspended(self) -> None:
+        self.pauses.suspended()
 
     def on_forked(self, message: m.Forked) -> None:
         self.dispatcher.on_forked(message)
+        self.pauses.on_forked(message.worker)
 
     def on_exited(self, message: m.Exited) -> None:
         self.dispatcher.on_exited(message)
@@ -335,7 +337,7 @@ class Server:
         ]
         self.zygote = None
         self.dispatcher.zygote_gone(reason)
-        self.pauses.resting()  # its workers have ended as well
+        self.pauses.suspended()  # its workers have ended as well
         if late:
             self.dispatcher.zygote_broken(reason)
         if self.dispatcher.broken is not None:
@@ -370,7 +372,7 @@ class Server:
             "fxpool": __version__,
             "seconds": round(self.loop.time() - self._begun, 3),
             "cgroup": report.cgroup(),
-            "shared": bool(self.config.link),
+            "shared": self.link is not None,
             "draining": self._draining,
             "clients": [client.pid for client in self.clients.greeted() if not client.visitor],
             "paused": bool(self.pauses),
@@ -402,7 +404,7 @@ class Server:
 
     async def _sweep(self) -> None:
         await asyncio.sleep(1.0)  # not during the start, for which a client waits
-        for directory in runtime_dir.sweep(Path(self.config.runtime_root), older_than=self.config.start_timeout):
+        for directory in runtime_dir.sweep(self.root, older_than=self.config.start_timeout):
             log.info("removed %s of a server that ended", directory)
         temporary.sweep()
 
@@ -449,7 +451,7 @@ def main(arguments: list[str]) -> None:
     listener = socket.socket(fileno=options.listen)
     os.set_inheritable(options.listen, False)
     config = msgspec.json.decode(runtime_dir.read_config(options.directory), type=ServerConfig)
-    if config.link and os.fork():
+    if config.host and os.fork():
         os._exit(0)  # so that the server is not a child of the client that started it
     lock = runtime_dir.hold(options.directory)
     server = Server(options.directory, listener, config)

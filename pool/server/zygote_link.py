@@ -15,6 +15,7 @@ import msgspec
 
 from fxpool.pool.host import processes
 from fxpool.pool.wire import messages as m
+from fxpool.pool.wire.config import PoolConfig
 from fxpool.pool.wire.protocol import PROTOCOL_VERSION
 
 __all__ = ["Listener", "ZygoteLink"]
@@ -31,20 +32,15 @@ _encode = msgspec.msgpack.Encoder().encode
 _decoder: msgspec.msgpack.Decoder[m.FromZygote] = msgspec.msgpack.Decoder(m.FromZygote)
 
 
-class _Config(Protocol):
-    start_timeout: float
-    patience: float
-
-
 class Listener(Protocol):
     """Receives the zygote's messages. Implemented by the server."""
 
     @property
-    def config(self) -> _Config: ...
+    def config(self) -> PoolConfig: ...
     def on_prepared(self, message: m.Prepared) -> None: ...
     def on_forked(self, message: m.Forked) -> None: ...
     def on_exited(self, message: m.Exited) -> None: ...
-    def on_resting(self) -> None: ...
+    def on_suspended(self) -> None: ...
     def on_zygote_end(self, zygote: ZygoteLink, reason: str) -> None: ...
 
 
@@ -169,8 +165,8 @@ class ZygoteLink:
                 self._deadline.cancel()
                 self.ready = True
                 self._listener.on_prepared(message)
-            elif isinstance(message, m.Resting):
-                self._listener.on_resting()
+            elif isinstance(message, m.Suspended):
+                self._listener.on_suspended()
             elif isinstance(message, m.Deferred):
                 self._owed.pop(message.worker, None)
             else:
@@ -229,5 +225,5 @@ class ZygoteLink:
             if not packet:
                 return
             message = _decoder.decode(packet)
-            if not isinstance(message, (m.Prepared, m.Resting, m.Deferred)):
+            if not isinstance(message, (m.Prepared, m.Suspended, m.Deferred)):
                 self._of_a_worker(message)

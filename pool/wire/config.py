@@ -1,9 +1,8 @@
-"""Settings of a pool: the client's, and the part of them that the server reads from its private directory."""
+"""Settings of a pool: the client's, which the server reads from its private directory."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 import msgspec
 
@@ -14,8 +13,7 @@ __all__ = ["CONFIG", "PoolConfig", "ServerConfig"]
 CONFIG = "config.json"
 
 
-@dataclass(frozen=True)
-class PoolConfig:
+class PoolConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Settings of a client's pool.
 
     `environment` is the complete environment of server and zygote; they inherit no other variables. `workers` is the
@@ -43,7 +41,7 @@ class PoolConfig:
     workers: int | None = None
     preload: tuple[str, ...] = ()
     idle: str = ""
-    environment: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = {}
     sys_path: tuple[str, ...] = ()
     runtime_dir: str | None = None
     start_timeout: float = 120.0
@@ -60,21 +58,12 @@ class PoolConfig:
             raise ConfigurationError(f"the pool needs at least one worker, got {self.workers}")
 
 
-class ServerConfig(msgspec.Struct, forbid_unknown_fields=True):
-    """The parts of a PoolConfig that the server reads; `PoolConfig.environment` is its own environment."""
+class ServerConfig(PoolConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A PoolConfig as the server gets it, with its `runtime_dir` and without `environment`, which is the server's own.
 
-    workers: int | None
-    preload: list[str]
-    idle: str
-    sys_path: list[str]
-    start_timeout: float
-    job_timeout: float | None
-    job_memory: int | None
-    memory_high_watermark: float
-    patience: float
-    runtime_root: str
-    link: str = ""  # path under which the host's clients find its socket
-    idle_timeout: float = 120.0
-    predecessor: str = ""  # private directory of the server that it replaces, which did not answer
-    client: int = 0  # pid of the process that starts it
-    farm: str = ""
+    `predecessor` is the private directory of the server that it replaces, which did not answer. `client` is the pid of
+    the process that starts it.
+    """
+
+    predecessor: str = ""
+    client: int = 0

@@ -145,7 +145,7 @@ class Started(Message):
     reason: str = ""
 
 
-What = Literal["queued", "begun", "phase", "ended", "away", "returned"]
+EventKind = Literal["queued", "begun", "phase", "ended", "away", "returned"]
 
 
 class JobEvent(Message):
@@ -158,7 +158,7 @@ class JobEvent(Message):
 
     job: int
     part: int
-    what: What
+    kind: EventKind
     label: str
     at: float
     worker: int | None = None
@@ -267,7 +267,7 @@ class Paused(Message):
     workers: int
 
 
-class GoneOn(Message):
+class Resumed(Message):
     """The client's pause has reached its time limit: workers run again."""
 
 
@@ -449,8 +449,8 @@ class Prepare(Message):
     """First message to the zygote: import `preload` in this order, and call the functions of `idle`
     (``module:function``, separated by commas) once no client waits."""
 
-    preload: list[str]
-    sys_path: list[str]
+    preload: tuple[str, ...]
+    sys_path: tuple[str, ...]
     idle: str = ""
 
 
@@ -484,20 +484,20 @@ class Stop(Message):
     worker: int
 
 
-class GoOn(Message):
+class Continue(Message):
     """Resume a worker's process group (SIGCONT)."""
 
     worker: int
 
 
-class Rest(Message):
-    """Suspend the idle calls (`on`), or allow them again. Answered by Resting."""
+class Suspend(Message):
+    """Suspend the idle calls (`on`), or allow them again. Answered by Suspended."""
 
     on: bool
 
 
-class Resting(Message):
-    """Reply to `Rest`: earlier orders have been carried out."""
+class Suspended(Message):
+    """Reply to `Suspend`: earlier orders have been carried out."""
 
 
 class Kill(Message):
@@ -548,13 +548,13 @@ class Exited(Message):
 ToServer = Hello | Submit | Cancel | Answer | Pause | StatusQuery | HistoryQuery | Ping | Shutdown
 ToClient = (
     Welcome | Refused | ZygoteState | Started | JobEvent | LogRecord | WarningRecord | Asked | Done | Failed | Paused |
-    GoneOn | Status | History | Pong | Leaving
+    Resumed | Status | History | Pong | Leaving
 )  # fmt: skip
 ToWorker = Run | Granted | SlotsReply | Answered | Started | Done | Failed
 FromWorker = (
     Begun | Unable | Returned | Phase | Submit | Cancel | Ask | Waiting | Resume | SlotsQuery | LogRecord |
     WarningRecord
 )  # fmt: skip
-ToZygote = Prepare | Fork | Kill | WarmUp | Stop | GoOn | Rest
-FromZygote = Prepared | Forked | Deferred | Exited | Resting
-FromBranch = Prepared | NoBranch | Forked | Outdated | Exited | Resting
+ToZygote = Prepare | Fork | Kill | WarmUp | Stop | Continue | Suspend
+FromZygote = Prepared | Forked | Deferred | Exited | Suspended
+FromBranch = Prepared | NoBranch | Forked | Outdated | Exited | Suspended

@@ -1,6 +1,6 @@
 """The zygote's branches: processes that have also run one preparation, from which workers of such jobs are forked.
 
-    zygote ── Fork ──▶ worker: preparation ─┬─ fork ─▶ branch ◀── Fork, Kill, Stop, GoOn, Rest ── zygote
+    zygote ── Fork ──▶ worker: preparation ─┬─ fork ─▶ branch ◀── Fork, Kill, Stop, Continue, ... ── zygote
                                             └─ job          ──── Forked, Exited, Outdated ────▶ zygote ──▶ server
 
 The first worker with a preparation runs it, and makes a copy of itself before it runs its job. Until then, later orders
@@ -67,7 +67,7 @@ class Branches:
         self._open: list[Branch] = []
         self._by_key: dict[str, Branch] = {}
         self._failed: collections.OrderedDict[str, int] = collections.OrderedDict()
-        self._rest = m.Rest(on=False)
+        self._rest = m.Suspend(on=False)
 
     def __iter__(self) -> Iterator[Branch]:
         return iter(list(self._open))
@@ -114,16 +114,16 @@ class Branches:
             return True
         return self._forward(branch, order, descriptor)
 
-    def relay(self, order: m.Kill | m.Stop | m.GoOn | m.Rest) -> None:
+    def relay(self, order: m.Kill | m.Stop | m.Continue | m.Suspend) -> None:
         """Pass an order about a worker, or about idle calls, to the branches."""
-        if isinstance(order, m.Rest):
+        if isinstance(order, m.Suspend):
             self._rest = order
         packet = _encode(order)
         for branch in self:
             if isinstance(order, m.Kill) and order.worker in branch.waiting:
                 os.close(branch.waiting.pop(order.worker)[1])
                 self._send(m.Exited(worker=order.worker, exit_code=None, signal=None, failure="it was not forked yet"))
-            elif branch.pid is not None and (isinstance(order, m.Rest) or order.worker in branch.workers):
+            elif branch.pid is not None and (isinstance(order, m.Suspend) or order.worker in branch.workers):
                 with contextlib.suppress(OSError):
                     branch.sock.send(packet)
 
@@ -150,7 +150,7 @@ class Branches:
                 self._retire(branch)
                 undone += self._returned(message.order, descriptors)
                 print(f"branch {branch.pid} is outdated: {message.reason}", file=sys.stderr, flush=True)
-            elif not isinstance(message, m.Resting):
+            elif not isinstance(message, m.Suspended):
                 self._told(branch, message)
         return undone
 

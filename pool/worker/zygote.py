@@ -48,7 +48,7 @@ _LOOK_AGAIN = 0.2
 _SIGNALS: dict[type[m.ToZygote], signal.Signals] = {
     m.Kill: signal.SIGKILL,
     m.Stop: signal.SIGSTOP,
-    m.GoOn: signal.SIGCONT,
+    m.Continue: signal.SIGCONT,
 }
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -216,7 +216,7 @@ class Zygote:
 
     def obey(self, order: m.ToZygote, descriptors: list[int]) -> ForkedWorker | None:
         """Carry out an order; in a forked worker, return its sockets."""
-        if isinstance(order, (m.Kill, m.Stop, m.GoOn)):
+        if isinstance(order, (m.Kill, m.Stop, m.Continue)):
             for pid, number in self.workers.items():
                 if number == order.worker:
                     processes.signal_group(pid, _SIGNALS[type(order)])
@@ -229,10 +229,10 @@ class Zygote:
         elif isinstance(order, m.WarmUp):
             while self.idle:
                 self.use_idle_time()
-        elif isinstance(order, m.Rest):
+        elif isinstance(order, m.Suspend):
             self.rests = order.on
             self.branches.relay(order)
-            self.send(m.Resting())
+            self.send(m.Suspended())
         return None
 
     def start(self, order: m.Fork, descriptor: int) -> ForkedWorker | None:

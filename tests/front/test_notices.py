@@ -23,9 +23,11 @@ from fxpool import notices
 REPLAYED = "fxpool/pool/wire/logs.py"
 # Where nobody but the server's own log listens.
 OF_THE_SERVER = {
-    "fxpool/pool/host/predecessor.py",
-    *(f"fxpool/pool/server/{name}.py" for name in ("clients", "dispatcher", "farms", "pauses", "records")),
-    *(f"fxpool/pool/server/{name}.py" for name in ("server", "watch")),
+    *(
+        f"fxpool/pool/server/{name}.py"
+        for name in ("callers", "clients", "dispatcher", "farms", "job_limits", "pauses")
+    ),
+    *(f"fxpool/pool/server/{name}.py" for name in ("server", "stale_server", "workers")),
 }
 
 

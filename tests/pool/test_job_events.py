@@ -31,11 +31,11 @@ def test_a_job_and_its_sub_jobs(make_client: Make, place: Place) -> None:
     steps, job = watched(client, "pool_jobs:wait_for_a_sub_job", str(mark).encode())
     assert job.result(timeout=60) == b"the sub-job is done"
     own = [step for step in steps if step.part == 0]
-    assert [step.what for step in own if step.what != "phase"] == ["queued", "begun", "ended"]
+    assert [step.kind for step in own if step.kind != "phase"] == ["queued", "begun", "ended"]
     assert {step.label for step in own} == {"seen"}
     assert {step.worker for step in own[1:]} == {job.worker_pid}
     others = [step for step in steps if step.part]
-    assert [step.what for step in others] == ["queued", "begun", "ended"]
+    assert [step.kind for step in others] == ["queued", "begun", "ended"]
     assert others[1].worker not in (None, job.worker_pid)
     # On the asker's own clock, in the order in which it happened.
     times = [step.at for step in steps]
@@ -48,11 +48,11 @@ def test_one_that_joins_is_told_what_goes_on(make_client: Make, place: Place) ->
     unwatched = first.submit("pool_jobs:wait_for_a_mark", str(mark).encode(), JobSpec(label="first", dedup_key="f"))
     assert until(mark.exists)
     steps, job = watched(second, "pool_jobs:wait_for_a_mark", str(mark).encode(), dedup_key="f")
-    assert until(lambda: any(step.what == "begun" for step in steps))
+    assert until(lambda: any(step.kind == "begun" for step in steps))
     place.mark("mark-joined-go").touch()
     assert job.result(timeout=60) == unwatched.result(timeout=60)
     own = [step for step in steps if step.part == 0]
-    assert [step.what for step in own] == ["queued", "begun", "ended"]
+    assert [step.kind for step in own] == ["queued", "begun", "ended"]
     assert own[1].worker == unwatched.worker_pid
     first.close()
     second.close()
@@ -65,7 +65,7 @@ def test_a_job_that_dies_is_seen_to_end_and_begin_again(make_client: Make) -> No
     steps, job = watched(client, "pool_jobs:die", b"")
     with pytest.raises(WorkerDiedError):
         job.result(timeout=60)
-    assert [(step.what, step.name) for step in steps] == [
+    assert [(step.kind, step.name) for step in steps] == [
         ("queued", ""), ("begun", ""), ("ended", "its worker died"), ("begun", ""), ("ended", "its worker died"),
     ]  # fmt: skip
     assert steps[1].worker != steps[3].worker

@@ -7,6 +7,7 @@ import contextlib
 import socket
 import subprocess
 from collections.abc import AsyncIterator, Sequence
+from types import SimpleNamespace
 from typing import Any, cast
 
 import msgspec
@@ -15,7 +16,7 @@ from pool_loops import LIMIT, on_a_loop, settle, until
 
 from fxpool.errors import ProtocolError
 from fxpool.pool.server import farms
-from fxpool.pool.server.farms import Bridge, Farm, Farms, Host
+from fxpool.pool.server.farms import Bridge, Farm, Farms
 from fxpool.pool.wire import farm as f
 from fxpool.pool.wire import messages as m
 from fxpool.pool.wire.connection import Connection
@@ -87,7 +88,9 @@ class Scene:
         self.refusal: Exception | None = None
         self.tries = 0
         self.lost: list[int] = []
-        self.host = Host(self._came, self._home, self.lost.append, lambda: (self.slots, self.jobs))
+        self.host: Any = SimpleNamespace(
+            came=self._came, home=self._home, lost=self.lost.append, load=lambda: (self.slots, self.jobs)
+        )
 
     def _came(self, job: int, result: f.Result, payload: memoryview) -> None:
         self.results.append((job, result.machine, bytes(payload)))

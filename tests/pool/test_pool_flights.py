@@ -6,16 +6,16 @@ import asyncio
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from pool_place import Place, until
 
 from fxpool.errors import JobCancelledError, JobTimeoutError, WorkerDiedError
-from fxpool.pool import Job, JobSpec, PoolClient
-from fxpool.pool.server.bounds import Bounds
-from fxpool.pool.server.outcomes import Exceeded, Work, Worker
-from fxpool.pool.server.watch import Limits
+from fxpool.pool import Job, JobSpec, PoolClient, PoolConfig
+from fxpool.pool.server.job_limits import JobLimits
+from fxpool.pool.server.results import Exceeded, Work, Worker
 from fxpool.pool.wire import messages as m
 
 
@@ -169,9 +169,9 @@ def test_who_comes_when_it_was_ended_for_less_has_it_tried_again() -> None:
     waiting = works[:1]
 
     async def look() -> list[bool]:
-        limits = Limits.of(3600.0, None, 0.9)
-        bounds = Bounds(limits, {1: worker}, lambda job: waiting, lambda *_: None)
-        worker.exceeded = Exceeded("timeout", 1.0, 1.0, "")
+        jobs: Any = SimpleNamespace(asking=lambda job: waiting)
+        bounds = JobLimits(PoolConfig(), jobs)
+        worker.exceeded = Exceeded("timeout", 1.0, 1.0, "", "1 s")
         before = bounds.allowed_since(worker)
         waiting.append(works[1])
         return [before, bounds.allowed_since(worker)]

@@ -27,6 +27,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import psutil
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -640,7 +641,12 @@ def test_a_buffer_goes_with_its_connection(client: PoolClient) -> None:
 def test_a_limit_that_is_no_number(client: PoolClient) -> None:
     client.start(wait=True)
     with greeted(client) as channel:
-        channel.send(m.Submit(job=1, function="pool_jobs:sleep", spec=m.JobSpec(label="x", timeout=math.nan)))
+        fields = msgspec.to_builtins(
+            m.Submit(job=1, function="pool_jobs:sleep", spec=m.JobSpec(label="x", timeout=1.0))
+        )
+        fields["spec"]["timeout"] = math.nan
+        data = msgspec.msgpack.encode(fields)
+        channel.sock.sendall(HEADER.pack(MAGIC, PROTOCOL_VERSION, 0, 0, len(data), 0) + data)
         channel.sock.settimeout(2)
         while (frame := channel.receive()) is not None:  # refused and closed, or
             if isinstance(frame[0], m.Failed):

@@ -24,7 +24,7 @@ from pool_place import HERE, Place, until
 from fxpool.errors import JobCancelledError, ProtocolError
 from fxpool.installed import PACKAGES, Package
 from fxpool.pool import JobSpec, PoolClient, PoolConfig
-from fxpool.pool.client import ending, hosts, identity, pausing
+from fxpool.pool.client import hosts, identity, pausing
 from fxpool.pool.host import runtime_dir
 
 Make = Callable[..., PoolClient]
@@ -209,14 +209,14 @@ def test_a_server_that_leaves_slowly_is_not_killed(join: Make, place: Place) -> 
 
 
 def test_the_number_of_another_process_is_not_killed(tmp_path: Path) -> None:
-    from fxpool.pool.host import predecessor
+    from fxpool.pool.server import stale_server
 
     with subprocess.Popen(["sleep", "60"]) as innocent:
         lock = runtime_dir.hold(tmp_path)
         os.ftruncate(lock, 0)
         os.pwrite(lock, str(innocent.pid).encode(), 0)
         assert runtime_dir.holder(tmp_path) == innocent.pid
-        assert not predecessor._kill(tmp_path)
+        assert not stale_server._kill(tmp_path)
         assert innocent.poll() is None
         os.close(lock)
         assert runtime_dir.holder(tmp_path) is None
@@ -476,12 +476,12 @@ def test_one_that_is_stopped_goes_on_and_ends_as_if_it_had_been_told(join: Make,
     job = client.submit("pool_jobs:wait_for_a_mark", str(mark).encode(), JobSpec(label="busy"))
     assert until(mark.exists)
     os.kill(pid, signal.SIGSTOP)
-    found = ending.end(link(place))
-    assert (found.how, found.pid) == ("told", pid) and "was stopped" in found.detail
+    found = hosts.end(link(place))
+    assert (found.result, found.pid) == ("told", pid) and "was stopped" in found.detail
     place.mark("mark-busy-go").touch()
     assert job.result(timeout=60) == b"the sub-job is done"
     assert until(lambda: ended(pid))
-    assert ending.end(link(place)) == ending.Ended("gone")
+    assert hosts.end(link(place)) == hosts.Ended("gone")
 
 
 HANGING = """
@@ -505,8 +505,8 @@ def test_one_that_takes_no_notice_is_killed_with_all_that_is_its(join: Make, pla
     directory = (place.runtime / os.readlink(link(place))).parent
     place.mark("mark-hang").touch()
     assert until(lambda: hosts.status(link(place)) == {"state": "silent"})
-    found = ending.end(link(place), patience=1.0)
-    assert (found.how, found.pid) == ("killed", pid) and "was killed" in found.detail
+    found = hosts.end(link(place), patience=1.0)
+    assert (found.result, found.pid) == ("killed", pid) and "was killed" in found.detail
     assert until(lambda: not place.processes())
     assert not directory.exists() and not os.path.lexists(link(place))
 
@@ -516,7 +516,7 @@ def test_what_a_killed_one_left_is_removed(join: Make, place: Place) -> None:
     directory = (place.runtime / os.readlink(link(place))).parent
     os.kill(pid, signal.SIGKILL)
     assert until(lambda: not place.processes())
-    assert ending.end(link(place)) == ending.Ended("gone")
+    assert hosts.end(link(place)) == hosts.Ended("gone")
     assert not directory.exists() and not os.path.lexists(link(place))
 
 
@@ -528,8 +528,8 @@ def test_one_that_can_t_be_found_is_not_said_to_be_ended(place: Place) -> None:
         held = runtime_dir.hold(directory)
         os.ftruncate(held, 0)
         os.pwrite(held, str(innocent.pid).encode(), 0)
-        found = ending.end(link(place))
-        assert (found.how, found.pid) == ("failed", innocent.pid) and "another container" in found.detail
+        found = hosts.end(link(place))
+        assert (found.result, found.pid) == ("failed", innocent.pid) and "another container" in found.detail
         assert innocent.poll() is None
         innocent.kill()
     os.close(held)

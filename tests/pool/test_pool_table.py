@@ -494,7 +494,7 @@ def test_a_client_dies(cell: tuple[str, str], table_of_clients: Table) -> None:
         if when == "queued":
             blocking, its_plan = table.neighbour(third, "another")
         plan = table.plan(f"graph {id_of(cell)}", when="" if when == "loading" else when)
-        arguments = {"label": plan.text, "flight": plan.text}
+        arguments = {"label": plan.text, "dedup_key": plan.text}
         first = dying.submit("pool_crashes:compile_like", plan.dump(), **arguments)
         if when != "loading":
             when_it_is(second, when, plan)

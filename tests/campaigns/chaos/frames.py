@@ -33,7 +33,19 @@ _VALUES: tuple[Any, ...] = (
     0, 1, -1, 2**31, 2**63 - 1, -(2**63), 2**64 - 1, float("nan"), float("inf"), 1e-320, "\0" * 70_000, "é" * 100_000,
     b"x" * 100, [], {}, [[]] * 1000, None, True, {"a": {"b": [1] * 1000}},
 )  # fmt: skip
-_FIELDS = ("zz", "job", "reuse", "timeout", "memory", "levels", "environment", "priority", "retries", "flight")
+_FIELDS = (
+    "zz",
+    "job",
+    "reuse",
+    "timeout",
+    "memory",
+    "levels",
+    "environment",
+    "priority",
+    "retries",
+    "dedup_key",
+    "spec",
+)
 _FUNCTIONS = ("os:getcwd", "", "::", ":", "a" * 70_000, "os:abort", "builtins:print", "fxpool.pool.worker.worker:main")
 # Connections between two looks at the server.
 _LOOK = 50

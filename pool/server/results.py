@@ -10,7 +10,6 @@ import os
 from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 
@@ -19,10 +18,11 @@ from fxpool.pool.host import causes
 from fxpool.pool.server import decisions as d
 from fxpool.pool.wire import messages as m
 from fxpool.pool.wire.connection import Connection
+from fxpool.pool.wire.protocol import Message
 
 __all__ = [
     "Client", "Exceeded", "JobLogs", "Work", "Worker", "WorkerResult", "as_part", "branch_of", "describe", "kind_of",
-    "order", "outcome", "unable", "why_unable",
+    "order", "result", "unable", "why_unable",
 ]  # fmt: skip
 
 _FAILED_LOGS_KEPT = 50
@@ -39,7 +39,7 @@ class Work:
     payload: memoryview
     client: Client | None  # the client that submitted it; None for a sub-job
     worker: Worker | None  # the worker that submitted it, if it is a sub-job
-    asked: float = 0.0  # on the loop's clock
+    submitted: float = 0.0  # on the loop's clock
     kind: str | None = None  # of reusable workers that may run it; None: only a new worker
     joined: bool = False  # it joined a job that was submitted before
     dropped: int = 0  # number of log records dropped because the caller does not read
@@ -101,6 +101,23 @@ class Worker:
             above = above.work.worker
         return above
 
+    def send(self, message: Message, payload: memoryview | bytes = b"") -> None:
+        """Send a message, unless the worker is gone. Raises ProtocolError if it is longer than a frame may be."""
+        if self.connection is not None and not self.connection.closed:
+            self.connection.send(message, payload)
+
+    def cancel_timers(self) -> None:
+        """Cancel the timers except that of its job's timeout."""
+        for timer in self.timers:
+            timer.cancel()
+        self.timers = []
+
+    def cancel_limit(self) -> None:
+        """Cancel the timer of its job's timeout."""
+        if self.limit_timer is not None:
+            self.limit_timer.cancel()
+            self.limit_timer = None
+
 
 @dataclass(frozen=True)
 class WorkerResult:
@@ -115,12 +132,13 @@ class WorkerResult:
 
 @dataclass(frozen=True)
 class Exceeded:
-    """The limit at which a worker was killed. `limit` and `used` are in seconds or bytes."""
+    """The limit at which a worker was killed, as a number and as `text`. `limit` and `used` are in seconds or bytes."""
 
-    kind: Literal["timeout", "memory"]
+    kind: m.Limit
     limit: float
     used: float
     phase: str
+    text: str
 
 
 class JobLogs:
@@ -189,7 +207,7 @@ def branch_of(ask: m.Submit) -> str:
     return hashlib.sha256(kind_of(ask).encode()).hexdigest()
 
 
-def outcome(action: d.Deliver, work: Work, worker: Worker | None) -> tuple[m.Done | m.Failed, memoryview]:
+def result(action: d.Deliver, work: Work, worker: Worker | None) -> tuple[m.Done | m.Failed, memoryview]:
     """Return (message, payload) that tells a caller how its job ended."""
     number, outcome = work.ask.job, action.outcome
     pid = worker.pid if worker is not None else None
@@ -199,32 +217,24 @@ def outcome(action: d.Deliver, work: Work, worker: Worker | None) -> tuple[m.Don
         answer = outcome.answer
         assert isinstance(answer, WorkerResult)
         if answer.ok:
-            done = m.Done(
-                job=number,
-                worker=answer.pid,
-                attempts=action.attempts,
-                seconds=answer.seconds,
-                joined=work.joined,
-                machine=answer.machine,
-                stayed=work.stayed,
-                why=work.why,
-            )
-            return done, answer.payload
+            facts = (work.joined, answer.machine, work.stayed, work.why)
+            return m.Done(number, answer.pid, action.attempts, answer.seconds, *facts), answer.payload
         failed.kind, failed.seconds, failed.worker = "exception", answer.seconds, answer.pid
         return failed, answer.payload
     if isinstance(outcome, d.Died):
         failed.phase = worker.phase if worker is not None else ""
-        how = outcome.how
-        if isinstance(how, Exceeded):
-            failed.kind, failed.limit, failed.used = how.kind, how.limit, how.used
+        exited = outcome.exit_info
+        if isinstance(exited, Exceeded):
+            failed.kind, failed.limit, failed.used = exited.kind, exited.limit, exited.used
+            failed.reason = describe(exited)
         else:
-            assert isinstance(how, m.Exited)
-            failed.kind, failed.signal, failed.exit_code = "died", how.signal, how.exit_code
+            assert isinstance(exited, m.Exited)
+            failed.kind, failed.signal, failed.exit_code = "died", exited.signal, exited.exit_code
             said = (worker.broken or causes.sentence(tail(worker.log_path))) if worker is not None else ""
-            failed.reason = how.failure or said
+            failed.reason = exited.failure or said
     elif isinstance(outcome, d.NoWorker):
         failed.kind, failed.attempts = "no_worker", outcome.tries
-        failed.reason, failed.code = why_unable(outcome.how, worker)
+        failed.reason, failed.code = why_unable(outcome.exit_info, worker)
     elif isinstance(outcome, d.Unavailable):
         failed.kind, failed.reason = "unavailable", outcome.reason
     else:
@@ -232,35 +242,34 @@ def outcome(action: d.Deliver, work: Work, worker: Worker | None) -> tuple[m.Don
     return failed, memoryview(b"")
 
 
-def unable(what: str, error: BaseException) -> m.Unable:
-    """Return a message about an operating system error in the server; `what` says what failed."""
+def unable(failed: str, error: BaseException) -> m.Unable:
+    """Return a message about an operating system error in the server; `failed` says which action failed."""
     number = error.errno if isinstance(error, OSError) else errno.ENOMEM if isinstance(error, MemoryError) else None
-    return m.Unable(reason=f"{what}: {error or type(error).__name__}", code=errno.errorcode.get(number or 0, ""))
+    return m.Unable(reason=f"{failed}: {error or type(error).__name__}", code=errno.errorcode.get(number or 0, ""))
 
 
-def why_unable(how: object, worker: Worker | None) -> tuple[str, str]:
+def why_unable(exit_info: object, worker: Worker | None) -> tuple[str, str]:
     """Return (the reason why a worker did not reach its job's function, the errno's name or "")."""
     if worker is not None and worker.unable is not None:
         return worker.unable.reason, worker.unable.code
     said = causes.sentence(tail(worker.log_path)) if worker is not None else ""
-    code = how.code if isinstance(how, m.Exited) else ""
-    return describe(how) + (f": {said}" if said else ""), code
+    code = exit_info.code if isinstance(exit_info, m.Exited) else ""
+    return describe(exit_info) + (f": {said}" if said else ""), code
 
 
-def describe(how: object) -> str:
+def describe(exit_info: object) -> str:
     """Return a sentence that says how a worker ended."""
-    if isinstance(how, Exceeded):
-        limit = f"{how.limit:g} s" if how.kind == "timeout" else f"{how.limit / 2**20:.0f} MB of memory"
-        return f"the worker was killed at its limit of {limit}"
-    if not isinstance(how, m.Exited):
-        return str(how)
-    if how.failure:
-        return how.failure
-    if how.signal is not None:
-        return f"the worker was killed by {signal_name(how.signal)}"
-    if how.exit_code is None:
+    if isinstance(exit_info, Exceeded):
+        return f"the worker was killed at its limit of {exit_info.text}"
+    if not isinstance(exit_info, m.Exited):
+        return str(exit_info)
+    if exit_info.failure:
+        return exit_info.failure
+    if exit_info.signal is not None:
+        return f"the worker was killed by {signal_name(exit_info.signal)}"
+    if exit_info.exit_code is None:
         return "the worker ended before it answered"
-    return f"the worker exited with code {how.exit_code} before it answered"
+    return f"the worker exited with code {exit_info.exit_code} before it answered"
 
 
 def tail(path: Path) -> str:

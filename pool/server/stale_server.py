@@ -15,10 +15,8 @@ from pathlib import Path
 
 from fxpool.pool.host import runtime_dir
 
-__all__ = ["LEAVING", "LINK_SECONDS", "is_server_of", "retire_predecessor"]
+__all__ = ["LINK_SECONDS", "retire"]
 
-# A file in a server's private directory: the server accepts no new clients.
-LEAVING = "leaving"
 # Seconds between two checks of the host's server that its link still leads to it.
 LINK_SECONDS = 5.0
 # Twice that: a server on a loaded machine may only be slow, and killing it loses its jobs.
@@ -28,13 +26,13 @@ _LOOK_SECONDS = 0.25
 log = logging.getLogger(__name__)
 
 
-async def retire_predecessor(directory: Path) -> None:
+async def retire(directory: Path) -> None:
     """Wait until the server of `directory` has ended or is leaving; kill it if it does neither within 10 s.
 
     A cancellation only stops the wait.
     """
     for _ in range(round(_PATIENCE_SECONDS / _LOOK_SECONDS)):
-        if runtime_dir.holder(directory) is None or (directory / LEAVING).exists():
+        if runtime_dir.holder(directory) is None or (directory / runtime_dir.LEAVING).exists():
             return
         await asyncio.sleep(_LOOK_SECONDS)
     if not _kill(directory):
@@ -55,7 +53,7 @@ def _kill(directory: Path) -> bool:
         return False  # it ended just now
     try:
         # The pid may have been reused, or belong to another container that shares the directory.
-        if runtime_dir.holder(directory) != pid or not is_server_of(pid, directory):
+        if runtime_dir.holder(directory) != pid or not runtime_dir.is_server_of(pid, directory):
             return False
         log.warning("killed server %d, which had not ended %g s after it was replaced", pid, _PATIENCE_SECONDS)
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
@@ -64,11 +62,3 @@ def _kill(directory: Path) -> bool:
     finally:
         os.close(pidfd)
     return True
-
-
-def is_server_of(pid: int, directory: Path) -> bool:
-    """Return whether a process was started as the server of a private directory."""
-    try:
-        return os.fsencode(directory) in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    except OSError:
-        return False
