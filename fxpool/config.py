@@ -157,6 +157,11 @@ class Settings:
     """Try a torch newer than any that fxpool was tested with. Where it does not fit, Inductor compiles the graph."""
 
     @property
+    def job_limits(self) -> dict[str, Any]:
+        """The settings ``job_...`` by the names of the fields of `fxpool.pool.JobSpec`, without that prefix."""
+        return {name[4:]: getattr(self, name) for name in _TABLE if name.startswith("job_")}
+
+    @property
     def keeps_frames(self) -> bool:
         """Whether frames are kept and served: not while graphs are recorded, which needs their tracing."""
         return self.frames != "off" and self.capture is None

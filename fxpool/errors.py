@@ -43,7 +43,7 @@ import os
 import shutil
 import signal as signals
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 
@@ -249,6 +249,13 @@ class JobMemoryError(_AttemptError):
             last,
             "FXPOOL_JOB_MEMORY",
         )
+
+
+#: The errors of jobs over their limits, by the name of the limit in `JobSpec`; from job, limit, use and last attempt.
+OVER_LIMIT: dict[str, Callable[[str, float, float, LastAttempt], PoolError]] = {
+    "timeout": lambda job, limit, used, last: JobTimeoutError(job, limit, last),
+    "memory": lambda job, limit, used, last: JobMemoryError(job, int(limit), int(used), last),
+}
 
 
 def _end(signal: int | None, exit_code: int | None) -> str:

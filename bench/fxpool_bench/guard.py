@@ -13,7 +13,7 @@ import subprocess
 import sys
 
 from fxpool import own_python
-from fxpool.pool.host import marks
+from fxpool.pool.host import processes
 
 __all__ = ["Guard"]
 
@@ -50,7 +50,7 @@ def main(mark: str) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # it ends after the watched process
     if not os.read(0, 1):  # a byte dismisses it
-        marks.kill_marked(mark)
+        processes.kill_marked(mark)
 
 
 if __name__ == "__main__":

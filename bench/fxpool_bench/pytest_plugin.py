@@ -101,10 +101,10 @@ class _Controller:
         self._bystanders: Bystanders | None = None
         self._guard: Guard | None = None
         self._mark = uuid.uuid4().hex
-        from fxpool.pool.host import marks
+        from fxpool.pool.host import processes
 
         # Set before the test processes start: if this process is killed, stopped ones can be identified and killed.
-        os.environ[marks.VARIABLE] = self._mark
+        os.environ[processes.MARK] = self._mark
 
     def pytest_sessionstart(self) -> None:
         from fxpool import config

@@ -32,7 +32,7 @@ from fxpool.bench.measurement import surroundings
 from fxpool.bench.measurement.surroundings import Look
 from fxpool.bench.results import Record
 from fxpool.bench.suite import Suite
-from fxpool.pool.host import marks, runtime_dir
+from fxpool.pool.host import processes, runtime_dir
 
 __all__ = ["Live", "Runner", "Settings"]
 
@@ -212,7 +212,7 @@ class Runner:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=output,
-            env={**(self._settings.environment or os.environ), marks.VARIABLE: self._mark},
+            env={**(self._settings.environment or os.environ), processes.MARK: self._mark},
             start_new_session=True,
             limit=64 << 20,  # a line holds all samples
         )

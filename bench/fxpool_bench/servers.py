@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from fxpool.pool.client import ending, hosts
+from fxpool.pool.client import hosts
 
 __all__ = ["Idleness", "cpu_seconds", "ended", "processes"]
 
@@ -47,8 +47,8 @@ def ended(runtime: Path) -> Iterator[None]:
     finally:
         running = processes(runtime)
         for link in hosts.links(runtime):
-            ending.end(link)
-        for process in psutil.wait_procs(running, timeout=ending.PATIENCE)[1]:
+            hosts.end(link)
+        for process in psutil.wait_procs(running, timeout=hosts.PATIENCE)[1]:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
 

@@ -43,7 +43,9 @@ class Jobs:
 
         times = {name: at(getattr(record, name)) for name in ("queued", "begun", "ended")}
         phases = [[name, at(since)] for name, since in record.phases]
-        self._put({**msgspec.structs.asdict(record), "server": server, "phases": phases, **times})
+        row = msgspec.structs.asdict(record)
+        row["how"] = row.pop("result")
+        self._put({**row, "server": server, "phases": phases, **times})
 
     def server_ended(self, server: str, at: float) -> None:
         """End the jobs that a server had not finished."""

@@ -122,9 +122,8 @@ class LocalMachine:
         spec = JobSpec(
             label=order.label,
             environment={**_own_environment(), **order.environment},
-            timeout=order.timeout or _TIMEOUT,
-            memory=config.current().job_memory,
             dedup_key=f"farm {order.key}",
+            **{**config.current().job_limits, "timeout": order.timeout or _TIMEOUT},
         )
         for _ in range(_SERVERS - 1):
             try:

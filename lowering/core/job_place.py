@@ -36,7 +36,6 @@ def spec(
         environment=pool_environment.job_environment(environment),
         sys_path=pool_environment.import_path(),
         cwd=pool_environment.working_directory(),
-        timeout=settings.job_timeout,
-        memory=settings.job_memory,
         preparation=Preparation(_IMPORT_CODE, argument) if modules or libraries else None,
+        **settings.job_limits,
     )

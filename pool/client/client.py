@@ -160,8 +160,8 @@ class PoolClient:
             self._pid = os.getpid()
             self._holder.session = None
 
-    def _session(self, era: object, what: str) -> Session:
-        """Return the current session, or start a session. `era` is the value of `_era` before `what` began.
+    def _session(self, era: object, action: str) -> Session:
+        """Return the current session, or start a session. `era` is the value of `_era` before the `action` began.
 
         Raises PoolUnavailableError, and JobCancelledError if the pool was closed after that: otherwise the new session
         would outlive the close.
@@ -178,4 +178,4 @@ class PoolClient:
                 if self._era is era:
                     return session
                 _close_held(self._holder, _CLOSE_SECONDS)  # `close` may have run before there was a session
-        raise JobCancelledError(f"the pool was closed while {what}")
+        raise JobCancelledError(f"the pool was closed while {action}")

@@ -28,7 +28,7 @@ import msgspec
 from fxpool import forks, interruptions
 from fxpool.errors import PoolUnavailableError, ProtocolError
 from fxpool.pool.client import hosts
-from fxpool.pool.host import inherited, marks, processes, runtime_dir
+from fxpool.pool.host import inherited, processes, runtime_dir
 from fxpool.pool.wire.config import PoolConfig, ServerConfig
 
 __all__ = ["Server", "find_or_start", "start"]
@@ -188,7 +188,7 @@ def _spawn(config: PoolConfig, directory: Path, before: Path | None) -> Server:
         arguments = ["--directory", str(directory), "--listen", str(listener.fileno())]
         environment = dict(config.environment)
         if config.host:
-            environment.pop(marks.VARIABLE, None)  # the host's server outlives the process that starts it
+            environment.pop(processes.MARK, None)  # the host's server outlives the process that starts it
         with open(directory / runtime_dir.LOG, "ab") as output:  # it is shortened while it is open
             process = subprocess.Popen(
                 [processes.interpreter(), "-m", "fxpool.pool.server.server", *arguments],

@@ -311,7 +311,7 @@ class Session:
                     job.on_job_event(message)
             elif job is not None:
                 job.add(message)  # type: ignore[arg-type]
-        elif isinstance(message, m.Asked):
+        elif isinstance(message, m.Question):
             self._answer(message.number, self.jobs.get(message.job), bytes(payload))
         elif isinstance(message, m.Done):
             job = self.jobs.pop(message.job, None)

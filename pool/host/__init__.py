@@ -2,10 +2,9 @@
 
 limits        CPU affinity, CPU quota and memory limits, and the number of workers
 memory        memory that jobs use and that the host has left
-processes     death signals, adoption of orphans, killing process groups
+processes     death signals, adoption of orphans, killing process groups and marked processes
 causes        a sentence that says why a worker died
 runtime_dir   private directories for sockets and logs
 inherited     sockets, children and locks that a forked child must not keep
-marks         marks in the environment, which identify a process and all its descendants
 turns         measurement locks, across all of a user's processes
 """

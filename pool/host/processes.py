@@ -13,8 +13,10 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 
 __all__ = [
+    "MARK",
     "adopt_orphans",
     "children",
     "cores_free",
@@ -22,6 +24,8 @@ __all__ = [
     "interpreter",
     "is_stopped",
     "kill_group",
+    "kill_marked",
+    "marked",
     "name_process",
     "reap_strays",
     "signal_group",
@@ -31,6 +35,13 @@ __all__ = [
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
+
+#: The variable that marks a process and all its descendants, to find and kill them later. A stopped process does not
+#: notice that its parent died, and one that left its session has lost its parent; the mark still identifies both. The
+#: host's server carries no mark, because other processes use it too. The name begins with an underscore: variables that
+#: begin with FXPOOL_ are settings.
+MARK = "_FXPOOL_MARK"
+_KILL_SECONDS = 5.0
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -134,14 +145,14 @@ def children() -> list[int]:
         return [child.pid for child in psutil.Process(pid).children()]
 
 
-def reap_strays(known: set[int], seconds: float = 0.0) -> bool:
-    """Kill and reap every child except `known`, and the children that this process adopts from them.
+def reap_strays(own: set[int], seconds: float = 0.0) -> bool:
+    """Kill and reap every child except `own`, and the children that this process adopts from them.
 
     Tries for `seconds`; returns whether all of them have ended.
     """
     deadline = time.monotonic() + seconds
     while True:
-        strays = [pid for pid in children() if pid not in known]
+        strays = [pid for pid in children() if pid not in own]
         if not strays:
             return True
         for pid in strays:
@@ -153,3 +164,30 @@ def reap_strays(known: set[int], seconds: float = 0.0) -> bool:
         if time.monotonic() >= deadline:
             return False
         time.sleep(0.002)
+
+
+def marked(mark: str) -> list[int]:
+    """Return the pids of all processes with this mark except this process. Zombies have no environment."""
+    wanted = f"{MARK}={mark}".encode()
+    pids = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        try:
+            if wanted in (entry / "environ").read_bytes().split(b"\0"):
+                pids.append(int(entry.name))
+        except OSError:
+            continue
+    return pids
+
+
+def kill_marked(mark: str) -> None:
+    """Kill all processes with this mark, and those that they start during the call, for at most 5 s."""
+    end = time.monotonic() + _KILL_SECONDS
+    while (pids := marked(mark)) and time.monotonic() < end:
+        for pid in pids:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except (ProcessLookupError, PermissionError):
+                pass
+        time.sleep(0.05)

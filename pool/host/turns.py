@@ -43,8 +43,8 @@ def device_name(device: str) -> str:
     return name
 
 
-def _exclude(one: str, other: str) -> bool:
-    return one == other or CPU in (one, other)
+def _exclude(first: str, second: str) -> bool:
+    return first == second or CPU in (first, second)
 
 
 class Turn:

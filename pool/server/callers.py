@@ -1,6 +1,6 @@
 """Messages to the callers of jobs: log records, progress, and callbacks.
 
-worker ── Ask ──▶ server ── Asked ──▶ a caller that answers questions
+worker ── Ask ──▶ server ── Question ──▶ a caller that answers questions
 worker ◀─ Answered ── server ◀── Answer ─┘   without an answer, the next caller is asked
 
 If no caller can answer, the worker receives `Answered` without `ok`.
@@ -148,6 +148,6 @@ class Callers:
             question.callers.append(work)
             number = next(self._numbers)
             self._questions[number] = question
-            client.connection.send(m.Asked(job=work.ask.job, number=number), question.payload)
+            client.connection.send(m.Question(job=work.ask.job, number=number), question.payload)
             return
         question.worker.send(m.Answered(number=question.number, ok=False))

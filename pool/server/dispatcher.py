@@ -101,7 +101,7 @@ class Dispatcher(Workers):
         actions = self.scheduler.submit(work.key, work.spec, kind=work.kind, owner=owner, parent=parent)
         job = self.scheduler.job_of(work.key) or work.key
         part_of = asker.job if asker is not None else 0
-        self.history.asked(work.key, job, work.spec.label, pid, work.submitted, part_of=part_of)
+        self.history.submitted(work.key, job, work.spec.label, pid, work.submitted, part_of=part_of)
         self.do(actions)
 
     @property

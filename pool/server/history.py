@@ -13,10 +13,10 @@ from typing import Any
 
 from fxpool.pool.wire import messages as m
 
-__all__ = ["BUCKETS", "KEPT", "History"]
+__all__ = ["BUCKETS", "CAPACITY", "History"]
 
 #: Number of ended jobs that the history keeps.
-KEPT = 1000
+CAPACITY = 1000
 #: Upper bounds, in seconds, of the histogram's buckets for the times of jobs.
 BUCKETS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3600.0)
 _PHASES = 50
@@ -42,9 +42,9 @@ class _Times:
 class History:
     """The jobs of a server. A job has the number of its first ask (a caller's request); later asks can join it."""
 
-    def __init__(self, kept: int = KEPT) -> None:
+    def __init__(self, capacity: int = CAPACITY) -> None:
         self.latest = 0
-        self._kept = kept
+        self._capacity = capacity
         self._jobs: dict[int, m.JobRecord] = {}
         self._ended: OrderedDict[int, None] = OrderedDict()
         self._job_of: dict[int, int] = {}
@@ -52,7 +52,7 @@ class History:
         self._endings: Counter[str] = Counter()
         self._waits, self._runs = _Times(), _Times()
 
-    def asked(self, ask: int, job: int, label: str, pid: int, at: float, *, part_of: int = 0) -> None:
+    def submitted(self, ask: int, job: int, label: str, pid: int, at: float, *, part_of: int = 0) -> None:
         """Record an ask of process `pid` for `job`, equal to `ask` for a new job; `part_of` is the parent job."""
         record = self._jobs.get(job)
         if record is None:
@@ -100,7 +100,7 @@ class History:
                 self._changed(record)
             record.memory = size
 
-    def answered(self, ask: int, how: str, at: float, reason: str = "") -> None:
+    def answered(self, ask: int, result: str, at: float, reason: str = "") -> None:
         """Record how an ask ended. Its job has ended when all of its asks have."""
         job = self._job_of.pop(ask, None)
         if job is None:
@@ -111,14 +111,14 @@ class History:
             self._changed(record)
             return
         del self._open[job]
-        record.ended, record.how = at, how
+        record.ended, record.result = at, result
         record.reason = reason[:_REASON] or record.reason
-        self._endings[how] += 1
+        self._endings[result] += 1
         if record.begun is not None:
             self._runs.add(at - record.begun)
         self._ended[job] = None
         self._changed(record)
-        while len(self._ended) > self._kept:
+        while len(self._ended) > self._capacity:
             self._jobs.pop(self._ended.popitem(last=False)[0])
 
     def since(self, change: int) -> list[m.JobRecord]:

@@ -27,6 +27,8 @@ __all__ = ["JobLimits", "Jobs"]
 _LOOK_SECONDS = 0.25
 # Seconds above the watermark during which no job starts; after that, one job at a time.
 _PATIENCE_SECONDS = 10.0
+# Seconds: an upper limit for timeouts, within the range of the event loop's clock.
+_LONGEST = 1e9
 # The longest time between two looks for suspended workers.
 _STOPS_SECONDS = 2.0
 
@@ -44,7 +46,7 @@ class Jobs(Protocol):
         """Return a job's callers."""
 
     def do(self, actions: list[Action]) -> None: ...
-    def on_exceeded(self, worker: Worker, how: Exceeded) -> None:
+    def on_exceeded(self, worker: Worker, exceeded: Exceeded) -> None:
         """Handle that a worker is over its limit."""
 
     def on_suspended(self, worker: Worker) -> None:
@@ -100,11 +102,11 @@ class JobLimits:
 
     def allowed_since(self, worker: Worker) -> bool:
         """Return whether a caller that joined too late allows more than the limit at which the worker was killed."""
-        how = worker.exceeded
-        if how is None or not self._jobs.asking(worker.job):
+        exceeded = worker.exceeded
+        if exceeded is None or not self._jobs.asking(worker.job):
             return False
-        limit = self.of(worker, how.kind)
-        return limit is None or limit > how.limit
+        limit = self.of(worker, exceeded.kind)
+        return limit is None or limit > exceeded.limit
 
     # ------------------------------------------------------------ time
 
@@ -118,7 +120,8 @@ class JobLimits:
                 continue
             limit = self.of(worker, "timeout")
             if limit is not None:
-                worker.limit_timer = self._loop.call_at(worker.reached + limit, self._out_of_time, worker, limit)
+                at = worker.reached + min(limit, _LONGEST)
+                worker.limit_timer = self._loop.call_at(at, self._out_of_time, worker, limit)
 
     def _out_of_time(self, worker: Worker, limit: float) -> None:
         self._jobs.on_exceeded(worker, Exceeded("timeout", limit, limit, worker.phase, f"{limit:g} s"))

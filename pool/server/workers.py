@@ -213,17 +213,16 @@ class Workers:
             if worker.pid is None:
                 self.on_exited(m.Exited(worker=worker.number, failure=reason))
 
-    def on_exceeded(self, worker: Worker, how: Exceeded) -> None:
+    def on_exceeded(self, worker: Worker, exceeded: Exceeded) -> None:
         """Kill a worker over its limit. When it has ended, its job is retried or fails."""
         if worker.exceeded is not None or not self.scheduler.asks_of(worker.job):
             return
-        worker.exceeded = how
-        log.warning(
-            "job %r in worker %s: %s (phase %r)", worker.work.spec.label, worker.pid, results.describe(how), how.phase
-        )
+        worker.exceeded = exceeded
+        label, text = worker.work.spec.label, results.describe(exceeded)
+        log.warning("job %r in worker %s: %s (phase %r)", label, worker.pid, text, exceeded.phase)
         self._kill(worker)
         # The callers must not wait for a process that the kernel does not end (a disk hangs, say).
-        worker.timers.append(self.loop.call_later(GRACE_SECONDS, self._give_up, worker, how))
+        worker.timers.append(self.loop.call_later(GRACE_SECONDS, self._give_up, worker, exceeded))
 
     def on_suspended(self, worker: Worker) -> None:
         """Kill a worker that something keeps suspended. Its job is retried, or fails with this reason."""
@@ -231,9 +230,9 @@ class Workers:
         log.warning("job %r in worker %s: %s", worker.work.spec.label, worker.pid, worker.broken)
         self._kill(worker)
 
-    def _give_up(self, worker: Worker, how: Exceeded) -> None:
+    def _give_up(self, worker: Worker, exceeded: Exceeded) -> None:
         if not self.limits.allowed_since(worker):
-            self.do(self.scheduler.given_up(worker.number, how))
+            self.do(self.scheduler.given_up(worker.number, exceeded))
             self._await_farm(worker)
 
     # ------------------------------------------------------------ ends

@@ -19,9 +19,8 @@ from typing import Any
 import msgspec
 
 from fxpool.errors import (
+    OVER_LIMIT,
     JobCancelledError,
-    JobMemoryError,
-    JobTimeoutError,
     LastAttempt,
     NoWorkerError,
     PoolUnavailableError,
@@ -85,28 +84,28 @@ _decoder = msgspec.msgpack.Decoder(list[_Link])
 def dump(error: BaseException, *, skip: int = 0) -> bytes:
     """Serialize `error` for `load`, without its first `skip` frames (the runner's). Never raises."""
     links: list[_Link] = []
-    places: dict[int, int] = {}
+    indices: dict[int, int] = {}
 
-    def place(one: BaseException | None, skip: int = 0) -> int:
-        if one is None or len(links) >= _CHAIN_KEPT:
+    def add(part: BaseException | None, skip: int = 0) -> int:
+        if part is None or len(links) >= _CHAIN_KEPT:
             return -1
-        if id(one) in places:
-            return places[id(one)]
-        here = places[id(one)] = len(links)
-        trace = one.__traceback__
+        if id(part) in indices:
+            return indices[id(part)]
+        index = indices[id(part)] = len(links)
+        trace = part.__traceback__
         for _ in range(skip):
             trace = trace.tb_next if trace is not None and trace.tb_next is not None else trace
-        pickled, refused = _pickle(one)
+        pickled, refused = _pickle(part)
         link = _Link(
-            _type_name(one), _message(one), _format(one, trace), pickled, refused, _frames(trace), -1, -1, False
+            _type_name(part), _message(part), _format(part, trace), pickled, refused, _frames(trace), -1, -1, False
         )
         links.append(link)
-        link.cause = place(one.__cause__)
-        link.context = place(one.__context__)
-        link.suppress_context = one.__suppress_context__
-        return here
+        link.cause = add(part.__cause__)
+        link.context = add(part.__context__)
+        link.suppress_context = part.__suppress_context__
+        return index
 
-    place(error, skip)
+    add(error, skip)
     return msgspec.msgpack.encode(links)
 
 
@@ -133,10 +132,8 @@ def error_of(failed: m.Failed, payload: bytes | bytearray | memoryview, label: s
     last = LastAttempt(failed.worker, failed.attempts, failed.log_path, failed.phase)
     if failed.kind == "died":
         return WorkerDiedError(label, last, signal=failed.signal, exit_code=failed.exit_code, reason=failed.reason)
-    if failed.kind == "timeout":
-        return JobTimeoutError(label, failed.limit, last)
-    if failed.kind == "memory":
-        return JobMemoryError(label, int(failed.limit), int(failed.used), last)
+    if failed.kind in OVER_LIMIT:
+        return OVER_LIMIT[failed.kind](label, failed.limit, failed.used, last)
     if failed.kind == "cancelled":
         return JobCancelledError(f"job {label!r} was cancelled: {failed.reason}")
     if failed.kind == "no_worker":

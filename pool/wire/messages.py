@@ -8,6 +8,7 @@ The unions are at the end. A branch receives from the zygote what the zygote rec
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -16,8 +17,6 @@ import msgspec
 from fxpool.pool.wire.farm import Away
 from fxpool.pool.wire.protocol import Message
 
-#: Seconds: an upper limit for timeouts, within the range of the event loop's clock.
-LONGEST = 1e9
 #: The limits of a job, by their names in `JobSpec`.
 Limit = Literal["timeout", "memory"]
 
@@ -109,8 +108,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     away: Away | None = None
 
     def __post_init__(self) -> None:
-        if self.timeout is not None and not 0 < self.timeout < LONGEST:
-            raise ValueError(f"a job's timeout must be above 0 s and below {LONGEST:g} s, got {self.timeout}")
+        if self.timeout is not None and not 0 < self.timeout < math.inf:
+            raise ValueError(f"a job's timeout must be above 0 s, got {self.timeout}")
 
 
 class Submit(Message):
@@ -118,7 +117,7 @@ class Submit(Message):
 
     `job` is the sender's number for it. `levels` and `disabled` are the caller's log levels, which a sub-job inherits.
     `watched`: the client receives a `JobEvent` at each step. `answers`: the client answers the job's questions
-    (`Asked`).
+    (`Question`).
     """
 
     job: int
@@ -165,7 +164,7 @@ class JobEvent(Message):
     name: str = ""  # the phase, or the machine
 
 
-class Asked(Message):
+class Question(Message):
     """Asks a caller of `job` a question of its worker, which only a caller can answer; the payload is the question.
 
     The client replies with an `Answer` of the same number. If several callers share the job, one of them is asked.
@@ -176,7 +175,7 @@ class Asked(Message):
 
 
 class Answer(Message):
-    """Answers Asked; the payload is the answer. Without `ok` this caller has no answer, and the next one is asked."""
+    """Answers Question; the payload is the answer. Without `ok` this caller has no answer: the next one is asked."""
 
     number: int
     ok: bool
@@ -296,8 +295,8 @@ class JobRecord(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
 
     `change` is the number of its latest change. `askers` are the pids of the clients that requested it. `part_of` is
     its parent if it is a sub-job, or 0. `phases` are (name, start). `memory` is the observed maximum of its processes'
-    memory in bytes, with shared pages counted in full. `how` is "done" or a kind of `Failed`. `machine` is the farm's
-    machine that ran the job.
+    memory in bytes, with shared pages counted in full. `result` is "done" or a kind of `Failed`. `machine` is the
+    farm's machine that ran the job.
     """
 
     job: int
@@ -312,7 +311,7 @@ class JobRecord(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     askers: list[int] = []
     phases: list[tuple[str, float]] = []
     memory: int = 0
-    how: str = ""
+    result: str = ""
     reason: str = ""
     machine: str = ""
 
@@ -547,8 +546,8 @@ class Exited(Message):
 
 ToServer = Hello | Submit | Cancel | Answer | Pause | StatusQuery | HistoryQuery | Ping | Shutdown
 ToClient = (
-    Welcome | Refused | ZygoteState | Started | JobEvent | LogRecord | WarningRecord | Asked | Done | Failed | Paused |
-    Resumed | Status | History | Pong | Leaving
+    Welcome | Refused | ZygoteState | Started | JobEvent | LogRecord | WarningRecord | Question | Done | Failed |
+    Paused | Resumed | Status | History | Pong | Leaving
 )  # fmt: skip
 ToWorker = Run | Granted | SlotsReply | Answered | Started | Done | Failed
 FromWorker = (

@@ -380,9 +380,9 @@ def say_unable(descriptor: int, error: BaseException) -> None:
 class _UnableError(Exception):
     """The host refused a resource that this worker needs to start."""
 
-    def __init__(self, what: str, error: OSError) -> None:
+    def __init__(self, action: str, error: OSError) -> None:
         self.code = errno.errorcode.get(error.errno or 0, "")
-        super().__init__(f"{what}: {error}")
+        super().__init__(f"{action}: {error}")
 
 
 def _settle(run: m.Run, prepared: bool) -> None:

@@ -16,7 +16,7 @@ from pool_place import Place, until
 from fxpool.bench.bystanders import Bystanders, signal_tree, tree
 from fxpool.pool import JobSpec, PoolClient
 from fxpool.pool.client import pausing
-from fxpool.pool.host import marks
+from fxpool.pool.host import processes
 
 _BUSY = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'while True: pass'], start_new_session=True)\n"
 _SPIN = "while True: pass"
@@ -29,10 +29,10 @@ time.sleep(60)
 """
 _WATCHED = """
 import os, signal, subprocess, sys, time
-from fxpool.pool.host import marks
+from fxpool.pool.host import processes
 from fxpool.bench.guard import Guard
 guard = Guard("a-mark")
-environment = {**os.environ, marks.VARIABLE: "a-mark"}
+environment = {**os.environ, processes.MARK: "a-mark"}
 child = subprocess.Popen([sys.executable, "-c", "while True: pass"], env=environment, start_new_session=True)
 child.send_signal(signal.SIGSTOP)
 print(child.pid, flush=True)
@@ -126,14 +126,14 @@ def test_the_guard_ends_what_a_killed_process_left_stopped(place: Place, childre
 
 
 def test_marks_are_found_and_the_hosts_server_has_none(place: Place) -> None:
-    with PoolClient(place.config(host="m", extra={marks.VARIABLE: "b-mark"}, idle_timeout=0.2)) as shared:
+    with PoolClient(place.config(host="m", extra={processes.MARK: "b-mark"}, idle_timeout=0.2)) as shared:
         assert shared.submit("pool_jobs:echo", b"x", JobSpec(label="echo")).result(timeout=50) == b"x"
-        assert not marks.marked("b-mark")
+        assert not processes.marked("b-mark")
     until(lambda: not place.processes())
     (place.runtime / "host.lock").unlink(missing_ok=True)
-    with PoolClient(place.config(extra={marks.VARIABLE: "b-mark"})) as own:
+    with PoolClient(place.config(extra={processes.MARK: "b-mark"})) as own:
         assert own.submit("pool_jobs:echo", b"x", JobSpec(label="echo")).result(timeout=50) == b"x"
-        assert marks.marked("b-mark")
+        assert processes.marked("b-mark")
     start_ = time.monotonic()
-    marks.kill_marked("b-mark")
-    assert not marks.marked("b-mark") and time.monotonic() - start_ < 10
+    processes.kill_marked("b-mark")
+    assert not processes.marked("b-mark") and time.monotonic() - start_ < 10

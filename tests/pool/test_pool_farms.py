@@ -773,7 +773,7 @@ async def test_a_job_that_has_left_a_farm_is_not_recalled() -> None:
         await until(lambda: peer.withdrawn)
         await settle()
         assert peer.withdrawn == [3]
-        assert set(host_farms._jobs) == {4}, "the others are forgotten"
+        assert {job for farm in host_farms._farms.values() for job in farm._jobs} == {4}, "the others are forgotten"
 
 
 @on_a_loop
@@ -794,7 +794,7 @@ async def test_a_late_job_is_recalled() -> None:
         await until(lambda: (3, "late", True) in scene.returned)
         peer.send(f.Lost(job=3, reason="its worker died"))
         await until(lambda: scene.lost == [3])
-        assert set(host_farms._jobs) == {1}
+        assert {job for farm in host_farms._farms.values() for job in farm._jobs} == {1}
 
 
 @on_a_loop

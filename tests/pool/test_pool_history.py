@@ -21,8 +21,8 @@ from fxpool.pool.wire import messages as m
 
 def test_a_job_from_its_first_ask_to_its_last_answer() -> None:
     history = History()
-    history.asked(1, 1, "graph 0", 100, 10.0)
-    history.asked(2, 1, "graph 0", 200, 11.0)
+    history.submitted(1, 1, "graph 0", 100, 10.0)
+    history.submitted(2, 1, "graph 0", 200, 11.0)
     history.begun(1, 500, 1, 12.0)
     history.phase(1, "lowering", 12.5)
     history.took(1, 1000)
@@ -31,7 +31,7 @@ def test_a_job_from_its_first_ask_to_its_last_answer() -> None:
     assert (one.ended, one.askers, one.worker) == (None, [100, 200], 500), "another asker still waits"
     history.answered(2, "done", 15.0)
     (one,) = history.since(0)
-    assert (one.queued, one.begun, one.ended, one.how, one.memory) == (10.0, 12.0, 15.0, "done", 1000)
+    assert (one.queued, one.begun, one.ended, one.result, one.memory) == (10.0, 12.0, 15.0, "done", 1000)
     assert one.phases == [("lowering", 12.5)]
     facts = history.facts()
     assert facts["ended"] == {"done": 1} and facts["waited"]["sum"] == 2.0 and facts["ran"]["sum"] == 3.0
@@ -41,7 +41,7 @@ def test_a_job_from_its_first_ask_to_its_last_answer() -> None:
 def test_a_reader_gets_what_changed_since() -> None:
     history = History()
     for job in (1, 2, 3):
-        history.asked(job, job, f"graph {job}", 1, float(job))
+        history.submitted(job, job, f"graph {job}", 1, float(job))
     seen = history.latest
     assert history.since(seen) == []
     history.begun(2, 50, 1, 4.0)
@@ -58,20 +58,20 @@ def test_a_reader_gets_what_changed_since() -> None:
 
 def test_a_retry_says_why() -> None:
     history = History()
-    history.asked(1, 1, "graph", 1, 0.0)
+    history.submitted(1, 1, "graph", 1, 0.0)
     history.begun(1, 50, 1, 1.0)
     history.begun(1, 51, 2, 2.0, "it was killed by SIGSEGV")
     history.answered(1, "died", 3.0)
     (one,) = history.since(0)
-    assert (one.begun, one.worker, one.attempts, one.how) == (1.0, 51, 2, "died")
+    assert (one.begun, one.worker, one.attempts, one.result) == (1.0, 51, 2, "died")
     assert one.reason == "it was killed by SIGSEGV" and one.phases == [("attempt 2", 2.0)]
 
 
 def test_what_is_remembered_is_bounded() -> None:
-    history = History(kept=10)
-    history.asked(1, 1, "long", 1, 0.0)
+    history = History(capacity=10)
+    history.submitted(1, 1, "long", 1, 0.0)
     for job in range(2, 100):
-        history.asked(job, job, "graph", 1, 0.0)
+        history.submitted(job, job, "graph", 1, 0.0)
         history.begun(job, 5, 1, 0.0)
         for number in range(200):
             history.phase(job, f"phase {number}", 0.0)
@@ -114,7 +114,7 @@ def test_a_server_tells_what_ran(host: tuple[PoolClient, Path]) -> None:
             client.submit("pool_jobs:die", b"", JobSpec(label="dies", retries=0)).result()
         assert client.submit("pool_jobs:gather", b"2", JobSpec(label="gathers")).result() == b"0 1"
         found = {one.label: one for one in ended(visit, 5)}
-        assert found["echo"].how == "done" and found["dies"].how == "died" and found["dies"].attempts == 1
+        assert found["echo"].result == "done" and found["dies"].result == "died" and found["dies"].attempts == 1
         echo, whole = found["echo"], found["gathers"]
         assert echo.askers == [os.getpid()] and echo.worker not in (None, os.getpid())
         assert echo.begun is not None and echo.ended is not None and echo.queued <= echo.begun <= echo.ended
@@ -154,7 +154,7 @@ def test_who_waits_for_whom(host: tuple[PoolClient, Path]) -> None:
         assert until(lambda: all(one.memory for one in visit.history().jobs if one.begun is not None))
         for job in jobs:
             job.cancel()
-        assert {one.how for one in ended(visit, 4)} == {"cancelled"}
+        assert {one.result for one in ended(visit, 4)} == {"cancelled"}
     finally:
         visit.close()
 

@@ -120,7 +120,7 @@ def test_jobs_of_servers_that_end() -> None:
     jobs = Jobs(most=3)
     for number in range(5):
         ended = None if number == 0 else 2.0
-        record = m.JobRecord(job=number, change=1, label="g", queued=1.0, ended=ended, how="done" if ended else "")
+        record = m.JobRecord(job=number, change=1, label="g", queued=1.0, ended=ended, result="done" if ended else "")
         jobs.put("one", record, 100.0)
     assert [job["job"] for job in jobs.all()] == [0, 3, 4], "a job that goes on stays"
     assert [job["queued"] for job in jobs.all()] == [101.0] * 3
