@@ -1,6 +1,6 @@
 """This machine: its limits, memory and processes, and the user's runtime directory.
 
-limits        CPU affinity, CPU quota and memory limits, and the number of workers
+limits        CPU affinity, CPU quota, memory limits, file descriptors, and the number of workers
 memory        memory that jobs use and that the host has left
 processes     death signals, adoption of orphans, killing process groups and marked processes
 causes        a sentence that says why a worker died

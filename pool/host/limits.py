@@ -1,4 +1,4 @@
-"""Reads the limits of this process: CPU affinity, and the CPU quota and memory limits of its cgroups.
+"""Limits of this process: CPU affinity, file descriptors, and the CPU quota and memory limits of its cgroups.
 
 os.cpu_count() returns the cores of the host: a container that may use two of 64 would start 64 workers.
 """
@@ -7,11 +7,19 @@ from __future__ import annotations
 
 import math
 import os
+import resource
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["MemoryGroup", "Mount", "cpu_quota", "default_workers", "memory_groups"]
+__all__ = [
+    "MemoryGroup", "Mount", "cpu_quota", "default_workers", "descriptors_are_short", "memory_groups",
+    "raise_descriptors", "set_descriptors",
+]  # fmt: skip
 
+# Descriptors that clients leave free, for the zygote, workers, logs, and refusals; under a low limit a quarter of it.
+_RESERVED = 64
+# Far more than a host has processes of one user. Programs that close all descriptors of a higher limit take long.
+_MOST = 65536
 
 # cgroup version 1 writes the largest multiple of a page for "no limit".
 _UNLIMITED = 1 << 60
@@ -129,3 +137,31 @@ def _memory(group: Path, version: int) -> MemoryGroup | None:
     except (OSError, ValueError):  # "max"
         return None
     return known if 0 < known.limit < _UNLIMITED else None
+
+
+def raise_descriptors() -> int:
+    """Raise the soft limit of file descriptors as far as it may be raised; return the limit before.
+
+    A server without descriptors could neither answer nor start a zygote, and clients would take it for one that hangs.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MOST if hard == resource.RLIM_INFINITY else min(hard, _MOST)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    return soft
+
+
+def set_descriptors(pid: int, soft: int) -> None:
+    """Set the soft limit of a child to what it would be without `raise_descriptors`. Never raises."""
+    try:
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (soft, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    except (OSError, ValueError):
+        pass  # it ended
+
+
+def descriptors_are_short() -> bool:
+    """Return whether the descriptors that are left are reserved."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return False
+    return soft - len(os.listdir("/proc/self/fd")) < min(_RESERVED, soft // 4)

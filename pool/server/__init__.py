@@ -14,7 +14,6 @@ farms             sends jobs to farms, and decides which of them run at home
 pauses            suspends jobs and zygote while clients measure
 callers           log records, progress and callbacks for the callers of jobs
 report            rows about jobs and memory for `fxpool status`
-descriptors       the limit of file descriptors, and the room that is left
 history           a history of jobs for the dashboard
 zygote_link       starts the zygote and exchanges messages with it
 """

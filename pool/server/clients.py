@@ -14,8 +14,7 @@ import socket
 from typing import Protocol
 
 from fxpool.errors import ProtocolError
-from fxpool.pool.host import processes
-from fxpool.pool.server import descriptors
+from fxpool.pool.host import limits, processes
 from fxpool.pool.server.results import Client
 from fxpool.pool.wire import messages as m
 from fxpool.pool.wire.connection import Connection
@@ -120,7 +119,7 @@ class Clients:
                 f"the client fxpool {message.fxpool} (protocol {message.protocol})"
             )
             raise ProtocolError(reason)
-        if descriptors.are_short():
+        if limits.descriptors_are_short():
             raise ProtocolError(f"it has {len(self._clients)} clients and no file descriptors for more")
         client.greeted, client.visitor = True, message.visitor
         assert client.timer is not None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import hashlib
 import os
 from collections import deque
@@ -22,7 +21,7 @@ from fxpool.pool.wire.protocol import Message
 
 __all__ = [
     "Client", "Exceeded", "JobLogs", "Work", "Worker", "WorkerResult", "as_part", "branch_of", "describe", "kind_of",
-    "order", "result", "unable", "why_unable",
+    "order", "result", "why_unable",
 ]  # fmt: skip
 
 _FAILED_LOGS_KEPT = 50
@@ -240,12 +239,6 @@ def result(action: d.Deliver, work: Work, worker: Worker | None) -> tuple[m.Done
     else:
         failed.reason = outcome.reason
     return failed, memoryview(b"")
-
-
-def unable(failed: str, error: BaseException) -> m.Unable:
-    """Return a message about an operating system error in the server; `failed` says which action failed."""
-    number = error.errno if isinstance(error, OSError) else errno.ENOMEM if isinstance(error, MemoryError) else None
-    return m.Unable(reason=f"{failed}: {error or type(error).__name__}", code=errno.errorcode.get(number or 0, ""))
 
 
 def why_unable(exit_info: object, worker: Worker | None) -> tuple[str, str]:

@@ -27,9 +27,8 @@ import msgspec
 
 from fxpool import failures, temporary
 from fxpool.errors import ProtocolError
-from fxpool.pool.host import memory, processes, runtime_dir, turns
-from fxpool.pool.host.limits import default_workers
-from fxpool.pool.server import descriptors, report, stale_server
+from fxpool.pool.host import limits, memory, processes, runtime_dir, turns
+from fxpool.pool.server import report, stale_server
 from fxpool.pool.server.clients import HANDSHAKE_SECONDS, Clients
 from fxpool.pool.server.dispatcher import Dispatcher
 from fxpool.pool.server.pauses import Pauses
@@ -64,11 +63,11 @@ class Server:
         self.root = directory.parent
         self.config = config
         self.link = runtime_dir.link_of(self.root, config.host) if config.host else None
-        self.slots, self.rule = min(default_workers(), memory.workers(memory.Host.look()))
+        self.slots, self.rule = min(limits.default_workers(), memory.workers(memory.Host.look()))
         if config.workers:
             self.slots, self.rule = config.workers, "configured"
         self.listener = listener
-        self._soft_limit = descriptors.raise_limit()
+        self._soft_limit = limits.raise_descriptors()
         self.zygotes = 0
         self.zygote: ZygoteLink | None = None
         self.zygote_facts: dict[str, Any] = {"state": "starting"}
@@ -250,7 +249,7 @@ class Server:
         order = m.Prepare(preload=self.config.preload, sys_path=self.config.sys_path, idle=",".join(self._idle_calls))
         try:
             self.zygote = ZygoteLink(self, order)
-            descriptors.set_limit(self.zygote.pid, self._soft_limit)
+            limits.set_descriptors(self.zygote.pid, self._soft_limit)
         except OSError as error:
             self._zygote_refused(error)
             return

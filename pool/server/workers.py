@@ -108,7 +108,7 @@ class Workers:
             self._logs.make()
             ours, theirs = socket.socketpair()
         except OSError as error:
-            worker.unable = results.unable("the server cannot start a worker", error)
+            worker.unable = m.Unable.of("the server cannot start a worker", error)
             self.loop.call_soon(self.on_exited, m.Exited(worker=action.worker, failure=worker.unable.reason))
             return
 
@@ -194,7 +194,7 @@ class Workers:
             if isinstance(error, ProtocolError):
                 worker.broken = str(error)
             else:  # not the worker's fault: the server has no memory for what it sent
-                worker.unable = results.unable("the server cannot read from the worker", error)
+                worker.unable = m.Unable.of("the server cannot read from the worker", error)
                 self.do(self.scheduler.failed(worker.number))
                 worker.reached = None
             self._kill(worker)

@@ -8,6 +8,7 @@ The unions are at the end. A branch receives from the zygote what the zygote rec
 
 from __future__ import annotations
 
+import errno
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -378,6 +379,12 @@ class Unable(Message):
 
     reason: str
     code: str = ""
+
+    @classmethod
+    def of(cls, action: str, error: BaseException) -> Unable:
+        """Return the message about an operating system error; `action` says which action failed."""
+        number = error.errno if isinstance(error, OSError) else errno.ENOMEM if isinstance(error, MemoryError) else None
+        return cls(f"{action}: {error or type(error).__name__}", errno.errorcode.get(number or 0, ""))
 
 
 class Returned(Message):

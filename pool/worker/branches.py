@@ -122,7 +122,7 @@ class Branches:
         for branch in self:
             if isinstance(order, m.Kill) and order.worker in branch.waiting:
                 os.close(branch.waiting.pop(order.worker)[1])
-                self._send(m.Exited(worker=order.worker, exit_code=None, signal=None, failure="it was not forked yet"))
+                self._send(m.Exited(worker=order.worker, failure="it was not forked yet"))
             elif branch.pid is not None and (isinstance(order, m.Suspend) or order.worker in branch.workers):
                 with contextlib.suppress(OSError):
                     branch.sock.send(packet)
@@ -204,7 +204,7 @@ class Branches:
         """Return an order of a branch that ends; report it if the kernel dropped its socket, for want of a number."""
         if not descriptors:
             failure = "the zygote has no file descriptor left for the worker's socket"
-            self._send(m.Exited(worker=order.worker, exit_code=None, signal=None, failure=failure, code="EMFILE"))
+            self._send(m.Exited(worker=order.worker, failure=failure, code="EMFILE"))
         return [(order, number) for number in descriptors]
 
     def _told(self, branch: Branch, message: m.Forked | m.Exited) -> None:
@@ -233,7 +233,7 @@ class Branches:
         self._close(branch)
         for worker in workers:  # they were killed with it
             failure = f"its branch of the zygote (process {branch.pid}) died"
-            self._send(m.Exited(worker=worker, exit_code=None, signal=None, failure=failure))
+            self._send(m.Exited(worker=worker, failure=failure))
         return waiting
 
     def _close(self, branch: Branch) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
-import errno
 import faulthandler
 import gc
 import importlib
@@ -83,14 +82,14 @@ class _Link:
                 self._reader = threading.Thread(target=self._receive, name="fxpool-worker", daemon=True)
                 self._reader.start()
 
-    def ask(self, make: Callable[[int], Message], payload: Buffer = b"") -> Any:
-        """Send the message `make(number)`, and return the reply when it arrives."""
+    def ask(self, kind: type[m.Resume | m.SlotsQuery | m.Ask], payload: Buffer = b"") -> tuple[Any, memoryview]:
+        """Send a message, and return the reply and its payload when they arrive."""
         self.listen()
         number = next(self.numbers)
         reply: concurrent.futures.Future[Any] = concurrent.futures.Future()
         self.replies[number] = reply
         try:
-            self.send(make(number), payload)
+            self.send(kind(number), payload)
         except ProtocolError:
             del self.replies[number]
             raise
@@ -112,7 +111,7 @@ class _Link:
                 self._waiters -= 1
                 last = not self._waiters
             if last:
-                self.ask(lambda number: m.Resume(number=number))
+                self.ask(m.Resume)
 
     def _receive(self) -> None:
         try:
@@ -134,12 +133,8 @@ class _Link:
                 future.set_result(bytes(payload))
             else:
                 future.set_exception(exceptions.error_of(message, payload, future.label))
-        elif isinstance(message, m.Granted):
-            self.replies.pop(message.number).set_result(0)
-        elif isinstance(message, m.SlotsReply):
-            self.replies.pop(message.number).set_result(message.free)
-        elif isinstance(message, m.Answered):
-            self.replies.pop(message.number).set_result(bytes(payload) if message.ok else None)
+        elif isinstance(message, (m.Granted, m.SlotsReply, m.Answered)):
+            self.replies.pop(message.number).set_result((message, payload))
 
 
 def _lost() -> None:
@@ -247,7 +242,7 @@ class JobContext:
 
     def slots_free(self) -> int:
         """Return the number of free slots at this moment. Other jobs may take them at any time."""
-        free: int = self._link.ask(lambda number: m.SlotsQuery(number=number))
+        free: int = self._link.ask(m.SlotsQuery)[0].free
         return free
 
     def ask(self, question: bytes) -> bytes | None:
@@ -256,10 +251,9 @@ class JobContext:
         Returns None if no connected caller answers questions (`on_ask` of `PoolClient.submit`) and has an answer. The
         slot is released during the wait. Raises ProtocolError if the question is over the cap of a frame.
         """
-        answer: bytes | None
         with self._link.slot_given_back():
-            answer = self._link.ask(lambda number: m.Ask(number=number), question)
-        return answer
+            reply, answer = self._link.ask(m.Ask, question)
+        return bytes(answer) if reply.ok else None
 
 
 # ---------------------------------------------------------------- the process
@@ -293,11 +287,13 @@ def main(sock: socket.socket, branching: Branching | None = None, prepared: bool
             run, payload = frame
             if not isinstance(run, m.Run):
                 raise ProtocolError(f"a worker expects Run, not {type(run).__name__}")
+            if first:
+                _settle(run.submit.spec, prepared)
             try:
-                if first:
-                    _settle(run, prepared)
-            except _UnableError as unable:
-                link.channel.send(m.Unable(reason=str(unable), code=unable.code))
+                if first and run.scratch:
+                    _use_for_temporary_files(run.scratch)
+            except OSError as error:
+                link.channel.send(m.Unable.of("cannot create a directory for temporary files", error))
                 os._exit(EXIT_SETUP)
             answer, result = _run(run, payload, link, branching if first else None, first=first)
             del payload, frame
@@ -368,46 +364,33 @@ def _spoiled() -> bool:
 
 def say_unable(descriptor: int, error: BaseException) -> None:
     """Tell the server over a worker's socket that the worker can't start. Called just before the process ends."""
-    number = error.errno if isinstance(error, OSError) else None
-    unable = m.Unable(reason=f"the worker could not be set up: {error}", code=errno.errorcode.get(number or 0, ""))
     try:
-        for part in encode(unable):
+        for part in encode(m.Unable.of("the worker could not be set up", error)):
             os.write(descriptor, part)
     except OSError:
         pass  # the server gets the exit code
 
 
-class _UnableError(Exception):
-    """The host refused a resource that this worker needs to start."""
-
-    def __init__(self, action: str, error: OSError) -> None:
-        self.code = errno.errorcode.get(error.errno or 0, "")
-        super().__init__(f"{action}: {error}")
+def _use_for_temporary_files(scratch: str) -> None:
+    os.makedirs(scratch, mode=0o700, exist_ok=True)
+    os.environ["TMPDIR"] = scratch
+    tempfile.tempdir = None
 
 
-def _settle(run: m.Run, prepared: bool) -> None:
-    """Apply the job's environment and import path. Raises _UnableError.
+def _settle(spec: m.JobSpec, prepared: bool) -> None:
+    """Apply the job's environment and import path.
 
     A copy of a process that is `prepared` has them, with what the preparation changed there.
     """
-    spec = run.submit.spec
-    if not prepared:
-        for name, value in spec.environment.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
-        if "TZ" in spec.environment:
-            time.tzset()
-    if run.scratch:
-        try:
-            os.makedirs(run.scratch, mode=0o700, exist_ok=True)
-        except OSError as error:
-            raise _UnableError("cannot create a directory for temporary files", error) from error
-        os.environ["TMPDIR"] = run.scratch
-        tempfile.tempdir = None
     if prepared:
         return
+    for name, value in spec.environment.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+    if "TZ" in spec.environment:
+        time.tzset()
     if spec.sys_path:
         sys.path[:] = list(dict.fromkeys([*spec.sys_path, *sys.path]))
     # Forget directories that did not exist when the zygote searched them. Not invalidate_caches: it visits, and so

@@ -300,15 +300,8 @@ class Zygote:
 
     def refuse(self, order: m.Fork, reason: str, number: int | None = None) -> None:
         """Report that no worker was forked; `number` is the errno, if any."""
-        self.send(
-            m.Exited(
-                worker=order.worker,
-                exit_code=None,
-                signal=None,
-                failure=reason,
-                code=errno.errorcode.get(number or 0, ""),
-            )
-        )
+        code = errno.errorcode.get(number or 0, "")
+        self.send(m.Exited(worker=order.worker, failure=reason, code=code))
 
     def become_worker(self, order: m.Fork, descriptor: int, offer: socket.socket | None) -> ForkedWorker:
         """Set up a forked process as a worker, and return its sockets. Exits if that fails."""
@@ -356,11 +349,8 @@ class Zygote:
                 del self.workers[pid]
             os.waitpid(pid, 0)
             if number is not None:
-                exited = ended.si_code == os.CLD_EXITED
-                status = ended.si_status
-                self.send(
-                    m.Exited(worker=number, exit_code=status if exited else None, signal=None if exited else status)
-                )
+                exited, status = ended.si_code == os.CLD_EXITED, ended.si_status
+                self.send(m.Exited(number, status if exited else None, None if exited else status))
         processes.reap_strays(set(self.workers) | self.branches.pids)
 
     def end(self) -> None:
