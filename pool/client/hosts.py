@@ -24,7 +24,8 @@ from fxpool.pool.wire.protocol import PROTOCOL_VERSION, Channel, check_peer, enc
 from fxpool.version import __version__
 
 __all__ = [
-    "PATIENCE", "Ended", "Visit", "connect", "directory_of", "end", "links", "shown", "status", "stop", "wait",
+    "PATIENCE", "Ended", "Visit", "connect", "directory_of", "disconnect", "end", "links", "shown", "status", "stop",
+    "wait",
 ]  # fmt: skip
 
 _SILENCE = 2.0
@@ -54,9 +55,11 @@ def directory_of(link: Path) -> Path | None:
 def connect(directory: Path, seconds: float | None = _SILENCE, *, visitor: bool = False) -> socket.socket:
     """Connect to the server of a private directory, and send Hello. The socket has this time limit.
 
-    A `visitor` submits no jobs and does not keep the server alive. Raises OSError, ProtocolError.
+    A `visitor` submits no jobs and does not keep the server alive. A forked child closes its copy of the socket; this
+    process closes it by `disconnect`. Raises OSError, ProtocolError.
     """
     sock = inherited.unix_socket()
+    inherited.sockets.add(sock)
     try:
         sock.settimeout(seconds)  # the accept queue of a hung server may be full
         # Not through a link, whose path may be too long for a socket address.
@@ -66,9 +69,15 @@ def connect(directory: Path, seconds: float | None = _SILENCE, *, visitor: bool 
         for part in encode(hello):
             sock.sendall(part)
     except BaseException:
-        sock.close()
+        disconnect(sock)
         raise
     return sock
+
+
+def disconnect(sock: socket.socket) -> None:
+    """Close a socket of `connect`."""
+    inherited.sockets.discard(sock)
+    sock.close()
 
 
 class _RefusedError(ProtocolError):
@@ -114,7 +123,7 @@ class Visit:
         return frame[0]
 
     def close(self) -> None:
-        self._channel.close()
+        disconnect(self._channel.sock)
 
 
 def status(link: Path) -> dict[str, Any]:

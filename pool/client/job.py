@@ -146,19 +146,17 @@ class Job:
         with self._lock:
             self._records.append(record)
 
-    def completed(self, message: m.Done, payload: memoryview) -> None:
-        """Finish the job with its result."""
-        self.worker_pid, self.attempts, self.seconds = message.worker, message.attempts, message.seconds
-        self.joined, self.machine = message.joined, message.machine
-        self.stayed, self.why = message.stayed, message.why
-        self.finish(bytes(payload), None)
-
-    def failed(self, message: m.Failed, payload: memoryview) -> None:
-        """Finish the job with the error of `message`."""
-        self.worker_pid = message.worker or self.worker_pid
+    def ended(self, message: m.Done | m.Failed, payload: bytes) -> None:
+        """Finish the job with its result, or with the error of `message`."""
         self.attempts, self.seconds = message.attempts, message.seconds
-        data = bytes(payload)
-        self.finish(None, lambda: exceptions.error_of(message, data, self.label))
+        if isinstance(message, m.Done):
+            self.worker_pid = message.worker
+            self.joined, self.machine = message.joined, message.machine
+            self.stayed, self.why = message.stayed, message.why
+            self.finish(payload, None)
+        else:
+            self.worker_pid = message.worker or self.worker_pid
+            self.finish(None, lambda: exceptions.error_of(message, payload, self.label))
 
     def finish(self, value: bytes | None, error: Callable[[], BaseException] | None) -> bool:
         """Finish the job with a value or an error factory; return False if it was done before."""

@@ -95,13 +95,12 @@ def _find(link: Path, config: PoolConfig) -> Server | None:
             answered = select.select([sock], [], [], patience)[0]
         if answered and sock.recv(1, socket.MSG_PEEK):
             sock.setblocking(False)
-            inherited.sockets.add(sock)
             server = Server(sock, directory, None, True)
     except (OSError, ProtocolError) as error:
         interruptions.pass_on(error)
     finally:
         if server is None and sock is not None:
-            sock.close()
+            hosts.disconnect(sock)
     return server
 
 
@@ -183,7 +182,6 @@ def _spawn(config: PoolConfig, directory: Path, before: Path | None) -> Server:
         os.chmod(path, 0o600)
         listener.listen(64)
         sock = hosts.connect(directory, None)
-        inherited.sockets.add(sock)
         sock.setblocking(False)
         arguments = ["--directory", str(directory), "--listen", str(listener.fileno())]
         environment = dict(config.environment)
@@ -204,8 +202,7 @@ def _spawn(config: PoolConfig, directory: Path, before: Path | None) -> Server:
         inherited.processes.add(process)
     except BaseException:
         if sock is not None:
-            inherited.sockets.discard(sock)
-            sock.close()
+            hosts.disconnect(sock)
         raise
     finally:
         inherited.sockets.discard(listener)

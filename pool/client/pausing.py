@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fxpool.errors import ProtocolError
 from fxpool.pool.client import hosts
-from fxpool.pool.host import inherited, runtime_dir
+from fxpool.pool.host import runtime_dir
 from fxpool.pool.wire import messages as m
 from fxpool.pool.wire.protocol import Channel
 
@@ -37,7 +37,7 @@ class Pause:
                 self.remarks.append(
                     "compile jobs were running again, as the pause was over first: measure in shorter blocks"
                 )
-            _close(channel)
+            hosts.disconnect(channel.sock)
         self._channels = []
 
 
@@ -82,15 +82,13 @@ def _directories(root: Path) -> Iterator[Path]:
 
 def _ask(directory: Path, seconds: float) -> Channel[m.ToClient] | None:
     try:
-        sock = hosts.connect(directory, 1.0, visitor=True)
-        inherited.sockets.add(sock)
-        channel: Channel[m.ToClient] = Channel(sock, m.ToClient)
+        channel: Channel[m.ToClient] = Channel(hosts.connect(directory, 1.0, visitor=True), m.ToClient)
     except (OSError, ProtocolError):
         return None
     try:
         channel.send(m.Pause(seconds=seconds))
     except OSError:
-        _close(channel)
+        hosts.disconnect(channel.sock)
         return None
     return channel
 
@@ -119,8 +117,3 @@ def _was_over(channel: Channel[m.ToClient]) -> bool:
             if isinstance(frame[0], m.Resumed):
                 return True
     return False
-
-
-def _close(channel: Channel[m.ToClient]) -> None:
-    inherited.sockets.discard(channel.sock)
-    channel.close()

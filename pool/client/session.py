@@ -18,7 +18,7 @@ from typing import Any
 
 from fxpool import descriptors, forks, notices
 from fxpool.errors import JobCancelledError, PoolError, PoolUnavailableError, ProtocolError, ServerLostError
-from fxpool.pool.client import launch
+from fxpool.pool.client import hosts, launch
 from fxpool.pool.client.job import Job
 from fxpool.pool.host import inherited, runtime_dir
 from fxpool.pool.wire import messages as m
@@ -57,12 +57,8 @@ class Session:
     def __init__(self, config: PoolConfig, server: launch.Server, wake: int) -> None:
         """Take ownership of the connection to `server` and of the eventfd `wake`. The caller starts the thread."""
         self.config = config
-        self.sock, self.directory, self.process, self.shared = (
-            server.sock,
-            server.directory,
-            server.process,
-            server.shared,
-        )
+        self.sock, self.directory = server.sock, server.directory
+        self.process, self.shared = server.process, server.shared
         self.joined = server.process is None
         self.pid = os.getpid()
         self.jobs: dict[int, Job] = {}
@@ -313,14 +309,10 @@ class Session:
                 job.add(message)  # type: ignore[arg-type]
         elif isinstance(message, m.Question):
             self._answer(message.number, self.jobs.get(message.job), bytes(payload))
-        elif isinstance(message, m.Done):
+        elif isinstance(message, (m.Done, m.Failed)):
             job = self.jobs.pop(message.job, None)
             if job is not None:
-                job.completed(message, payload)
-        elif isinstance(message, m.Failed):
-            job = self.jobs.pop(message.job, None)
-            if job is not None:
-                job.failed(message, payload)
+                job.ended(message, bytes(payload))
         elif isinstance(message, m.Welcome):
             if (message.protocol, message.fxpool) != (PROTOCOL_VERSION, __version__):
                 raise ProtocolError(f"the server runs fxpool {message.fxpool}, this process runs {__version__}")
@@ -368,7 +360,7 @@ class Session:
             self.error = error
             jobs, self.jobs = self.jobs, {}
             self._outbox.clear()
-        self._close_socket()
+        hosts.disconnect(self.sock)
         os.close(self._wake)
         if not self.shared:  # the host's server removes its directory when it leaves
             runtime_dir.remove(self.directory)
@@ -420,15 +412,10 @@ class Session:
             return ""
         return f"the end of its log:\n{text}" if text else ""
 
-    def _close_socket(self) -> None:
-        inherited.sockets.discard(self.sock)
-        self.sock.close()
-
 
 def _abandon(server: launch.Server) -> None:
     """Undo a start that failed halfway. The host's server leaves by itself."""
-    inherited.sockets.discard(server.sock)
-    server.sock.close()
+    hosts.disconnect(server.sock)
     if server.process is not None:
         if not server.shared:
             server.process.kill()

@@ -42,7 +42,7 @@ __all__ = [
     "peer_credentials",
 ]
 
-PROTOCOL_VERSION = 7
+PROTOCOL_VERSION = 8
 MAGIC = b"fxpl"
 HEADER = struct.Struct(">4sBBHIQ")
 
