@@ -1,6 +1,6 @@
 """Times candidates on the CPU (`max_autotune`): exclusively, once per host, with the times stored.
 
-    lowering ──▶ candidates, compiled ──▶ stored times? ──▶ the choice
+    lowering ──▶ candidates, compiled ──▶ stored times? ──▶ the selection
                                             │ no
                                             ▼
                        exclusive use of the host, other workers stopped ──▶ milliseconds ──▶ stored
@@ -31,7 +31,7 @@ from fxpool.codecache.store import blobs
 from fxpool.errors import FxpoolError, StoreError
 from fxpool.pool import current_job
 from fxpool.torch_compat.cpp import timed_choices
-from fxpool.torch_compat.cpp.timed_choices import Asked
+from fxpool.torch_compat.cpp.timed_choices import Selection
 
 __all__ = ["CpuTimes", "tuned"]
 
@@ -63,16 +63,16 @@ class CpuTimes:
             self._surroundings(),
         ]
 
-    def find(self, choice: Asked) -> dict[str, float] | None:
+    def find(self, selection: Selection) -> dict[str, float] | None:
         """See `timed_choices.Times`."""
-        known = self._kept(choice)
-        if not known.keys() >= set(choice.candidates):
+        known = self._kept(selection)
+        if not known.keys() >= set(selection.candidates):
             return None
-        self._note(choice, known)
+        self._note(selection, known)
         return known
 
     @contextlib.contextmanager
-    def alone(self, choice: Asked) -> Iterator[None]:
+    def alone(self, selection: Selection) -> Iterator[None]:
         """See `timed_choices.Times`. After `_PATIENCE`, times without exclusive use rather than failing."""
         job = current_job()
         with contextlib.ExitStack() as stack:
@@ -80,36 +80,36 @@ class CpuTimes:
                 root = job.runtime_root if job is not None else None
                 stack.enter_context(exclusive.measuring(patience=_PATIENCE, runtime_dir=root))
             except (FxpoolError, OSError) as error:  # another process measures for too long
-                log.warning("timing %s while other processes may be measuring: %s", choice.operation, error)
+                log.warning("timing %s while other processes may be measuring: %s", selection.operation, error)
             yield
 
-    def keep(self, choice: Asked, times: dict[str, float]) -> None:
+    def keep(self, selection: Selection, times: dict[str, float]) -> None:
         """See `timed_choices.Times`. Never raises: after a failure, the product is timed again."""
-        self._note(choice, times)
+        self._note(selection, times)
         if self._tools is None or not any(map(math.isfinite, times.values())):
             return
         try:
-            blobs.write_private(self._path(choice), msgspec.msgpack.encode({**self._kept(choice), **times}))
+            blobs.write_private(self._path(selection), msgspec.msgpack.encode({**self._kept(selection), **times}))
         except StoreError as error:
-            log.warning("could not store a timing, the next process will time %s again: %s", choice.operation, error)
+            log.warning("could not store a timing, the next process will time %s again: %s", selection.operation, error)
 
-    def _kept(self, choice: Asked) -> dict[str, float]:
+    def _kept(self, selection: Selection) -> dict[str, float]:
         if self._tools is None:
             return {}
         try:
-            return msgspec.msgpack.decode(blobs.read_stored(self._path(choice))[0], type=dict[str, float])
+            return msgspec.msgpack.decode(blobs.read_stored(self._path(selection))[0], type=dict[str, float])
         except (OSError, StoreError, msgspec.DecodeError):
             return {}
 
-    def _path(self, choice: Asked) -> str:
+    def _path(self, selection: Selection) -> str:
         assert self._tools is not None
-        digest = hashlib.sha256(canonical([self._about, choice.identity()])).hexdigest()
+        digest = hashlib.sha256(canonical([self._about, selection.identity()])).hexdigest()
         return os.path.join(self._tools, "measured", digest[:32])
 
-    def _note(self, choice: Asked, times: dict[str, float]) -> None:
-        best = min(choice.candidates, key=lambda one: times.get(one, math.inf))
+    def _note(self, selection: Selection, times: dict[str, float]) -> None:
+        best = min(selection.candidates, key=lambda one: times.get(one, math.inf))
         taken = times.get(best, math.inf)
-        row = [f"{choice.operation} on the CPU", len(choice.candidates), best, taken if math.isfinite(taken) else None]
+        row = [f"{selection.operation} on the CPU", len(selection.candidates), best, taken if math.isfinite(taken) else None]
         if row not in self.record:
             self.record.append(row)
 
