@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,6 +9,8 @@ from typing import Any
 
 from rich.table import Table
 from rows import Row, Summary
+
+from fxpool.bench import results
 
 __all__ = ["Measured", "as_json", "machine", "markdown", "plot", "table"]
 
@@ -34,19 +34,9 @@ class Measured:
 
 def machine(ours: str) -> dict[str, Any]:
     """What a reader needs to judge the numbers, `ours` being the backend measured; not which machine it was."""
-    model = "unknown"
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            model = line.partition(":")[2].strip()
-            break
-    return {
-        "ours": ours,
-        "cpu": model,
-        "cores": len(os.sched_getaffinity(0)),
-        "torch": importlib.metadata.version("torch"),
-        "transformers": importlib.metadata.version("transformers"),
-        "fxpool": importlib.metadata.version("fxpool"),
-    }
+    facts = results.machine()
+    versions = {name: facts["versions"].get(name, "none") for name in ("torch", "transformers", "fxpool")}
+    return {"ours": ours, "cpu": facts["cpu"], "cores": facts["cores"], **versions}
 
 
 def _shown(row: Row, value: float) -> str:

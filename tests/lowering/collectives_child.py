@@ -21,6 +21,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import fxpool
+from fxpool.bench.witness import counting
 
 RANKS_MATTER = hasattr(torch._inductor.config.aten_distributed_optimizations, "allow_comms_decompositions")
 X = torch.randn(8, 16, generator=torch.Generator().manual_seed(3))
@@ -104,28 +105,19 @@ def programs() -> dict[str, Callable[[bool], Any]]:
 
 
 def main() -> None:
-    from torch._inductor.graph import GraphLowering
-
-    lowered: list[object] = []
-    before = GraphLowering.__init__
-
-    def noted(self: Any, *arguments: Any, **named: Any) -> None:
-        lowered.append(self)
-        before(self, *arguments, **named)
-
-    GraphLowering.__init__ = noted
+    lowered = counting()
     dist.init_process_group("gloo")
     report: dict[str, Any] = {}
     for name, run in programs().items():
         torch._dynamo.reset()
-        earlier, count = fxpool.stats(), len(lowered)
+        earlier, count = fxpool.stats(), lowered.count
         torch.testing.assert_close(run(True), run(False))
         dist.barrier()  # the other rank finds what this one kept
         now = fxpool.stats()
         report[name] = {
             "served": sum(now[what] - earlier[what] for what in ("hits", "joined")),
             "worker": now["compiles"]["worker"] - earlier["compiles"]["worker"],
-            "lowered": len(lowered) - count,
+            "lowered": lowered.count - count,
             "fallbacks": sorted(what for what, n in now["fallbacks"].items() if n != earlier["fallbacks"].get(what)),
             "bypasses": now["bypasses"],
         }

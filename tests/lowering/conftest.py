@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import zoo
-from harness.children import ChildError
+from harness.children import ChildError, Children
 from harness.loader import Loader
-from harness.places import with_tests
+from harness.places import learn_toolchain, link_toolchain, with_tests
 from processes import HERE, OFFLINE, run_python
 from programs import Programs
 from session import session_directory
@@ -34,13 +34,6 @@ if TYPE_CHECKING:
 
 # torch formats every graph for a trace as soon as anything could record it, pytest's capturing included.
 logging.getLogger("torch.__trace").propagate = False
-# The header is precompiled on idle cores, when the graph is there already.
-TRIVIAL = """
-import glob, os, time, torch
-torch.compile(lambda x: x.sin().sum(), backend="fxpool")(torch.randn(8))
-while not glob.glob(os.environ["FXPOOL_CACHE_DIR"] + "/toolchain/headers/*.json"):
-    time.sleep(0.1)
-"""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -99,35 +92,33 @@ def known_host(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _know_the_host(root: Path) -> None:
     for name in "cirt":
         (root / name).mkdir(mode=0o700)
-    run_python(
-        ["-c", TRIVIAL],
-        FXPOOL_CACHE_DIR=str(root / "c"),
-        FXPOOL_RUNTIME_DIR=str(root / "r"),
-        FXPOOL_IDLE_TIMEOUT="1",  # made for the session, before a test's settings are in force
-        TORCHINDUCTOR_CACHE_DIR=str(root / "i"),
-        TMPDIR=str(root / "t"),
-    )
+    settings = {
+        "FXPOOL_CACHE_DIR": str(root / "c"),
+        "FXPOOL_RUNTIME_DIR": str(root / "r"),
+        "FXPOOL_IDLE_TIMEOUT": "1",  # set for the session, before a test's settings are in force
+        "TORCHINDUCTOR_CACHE_DIR": str(root / "i"),
+        "TMPDIR": str(root / "t"),
+    }
+    learn_toolchain(Children(), {**os.environ, **settings})
 
 
 @pytest.fixture
 def cache(known_host: Path, tmp_path: Path) -> Path:
     """This test's cache directory: no entries, tool chain known."""
     directory = tmp_path / "c"
-    directory.mkdir(mode=0o700, exist_ok=True)
-    (directory / "toolchain").symlink_to(known_host / "c" / "toolchain")
+    link_toolchain(directory, known_host / "c" / "toolchain")
     return directory
 
 
-def _forks() -> Iterator[Loader]:
-    environment = {**os.environ, "PYTHONPATH": with_tests(str(HERE)), **OFFLINE}
-    with Loader("child", environment) as loader:
-        yield loader
+def _forks(module: str) -> Loader:
+    return Loader(module, {**os.environ, "PYTHONPATH": with_tests(str(HERE)), **OFFLINE})
 
 
 @pytest.fixture(scope="session")
 def loader() -> Iterator[Loader]:
     """Forks for runs of child.py: it has imported torch and the models, and nothing of a compiler."""
-    yield from _forks()
+    with _forks("child") as loader:
+        yield loader
 
 
 @pytest.fixture
@@ -190,9 +181,8 @@ class Inductor:
 
 @pytest.fixture(scope="session")
 def inductor(known_host: Path) -> Iterator[Inductor]:
-    for loader in _forks():
-        with ThreadPoolExecutor(1, thread_name_prefix="stock") as executor:
-            yield Inductor(known_host, executor, loader)
+    with _forks("child") as loader, ThreadPoolExecutor(1, thread_name_prefix="stock") as executor:
+        yield Inductor(known_host, executor, loader)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -212,8 +202,7 @@ def _stock_outputs_ahead(request: pytest.FixtureRequest) -> None:
 @pytest.fixture(scope="session")
 def program_loader() -> Iterator[Loader]:
     """Forks for runs of program_child.py: it has imported torch and Dynamo."""
-    environment = {**os.environ, "PYTHONPATH": with_tests(str(HERE))}
-    with Loader("program_child", environment) as loader:
+    with _forks("program_child") as loader:
         yield loader
 
 

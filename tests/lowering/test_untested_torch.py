@@ -19,12 +19,9 @@ from fxpool.torch_compat import versions
 versions.NEWEST = (2, 10)
 versions.OLDEST = (2, 9)
 {missing}
-from torch._inductor.graph import GraphLowering
-lowered, lower = [0], GraphLowering.__init__
-def counted(self, *args, **kwargs):
-    lowered[0] += 1
-    return lower(self, *args, **kwargs)
-GraphLowering.__init__ = counted
+import torch._inductor.graph
+from fxpool.bench.witness import counting
+lowered = counting()
 import fxpool
 x = torch.randn(8, requires_grad=True)
 def function(x):
@@ -37,7 +34,7 @@ expected = function(y)
 expected.backward()
 right = torch.allclose(value, expected) and torch.allclose(x.grad, y.grad)
 stats = fxpool.stats()
-print("RESULT", json.dumps([right, lowered[0], stats["compiles"], stats["fallbacks"]]))
+print("RESULT", json.dumps([right, lowered.count, stats["compiles"], stats["fallbacks"]]))
 """
 # Missing where it is imported, where the parent uses it, where a hit is loaded; and nothing at all.
 NO_MODULE = "sys.modules['fxpool.torch_compat.dynamo.shape_env'] = None"

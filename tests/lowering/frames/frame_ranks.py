@@ -14,18 +14,10 @@ from typing import Any
 
 import torch
 import torch.distributed as distributed
-from torch._inductor.graph import GraphLowering
 
 import fxpool
+from fxpool.bench.witness import counting
 from fxpool.frames import serving
-
-lowered: list[int] = []
-original = GraphLowering.__init__
-
-
-def _counted(self: Any, *arguments: Any, **options: Any) -> None:
-    lowered.append(1)
-    original(self, *arguments, **options)
 
 
 class Block(torch.nn.Module):
@@ -70,7 +62,7 @@ def train(run: Any, model: Any, x: torch.Tensor) -> list[torch.Tensor]:
 
 
 def main(kind: str) -> None:
-    GraphLowering.__init__ = _counted
+    lowered = counting()
     serving._DOUBTED = 0.0  # one in a thousand would be traced
     distributed.init_process_group("gloo")
     torch.manual_seed(0)
@@ -84,7 +76,7 @@ def main(kind: str) -> None:
     stats = fxpool.stats()
     report = {name: stats[name] for name in ("frames", "misses", "fallbacks", "bypasses")}
     report["captured"] = torch._dynamo.utils.counters["stats"].get("unique_graphs", 0)
-    report["lowered"] = len(lowered)
+    report["lowered"] = lowered.count
     distributed.destroy_process_group()
     print(json.dumps(report))
 

@@ -21,13 +21,9 @@ if os.environ["FXPOOL_FRAMES"] != "off":
 
 MODEL, TRAIN, CHANGE, END = sys.argv[1], sys.argv[2] == "train", *sys.argv[3:]
 TOLERANCE = {}
-from torch._inductor import graph
-lowered = []
-original = graph.GraphLowering.__init__
-def counted(self, *args, **options):
-    lowered.append(1)
-    original(self, *args, **options)
-graph.GraphLowering.__init__ = counted
+import torch._inductor.graph
+from fxpool.bench.witness import counting
+lowered = counting()
 
 class Block(torch.nn.Module):
     def __init__(self):
@@ -81,7 +77,7 @@ stats = fxpool.stats()
 report = {name: stats[name] for name in ("frames", "hits", "misses", "fallbacks", "remote")}
 report["remote"] = {name: count for name, count in report["remote"].items() if count}
 report["captured"] = torch._dynamo.utils.counters["stats"].get("unique_graphs", 0)
-report["lowered"] = len(lowered)
+report["lowered"] = lowered.count
 report["modules"] = sorted(name for name in sys.modules if name.startswith("fxpool.frames"))
 print(json.dumps(report))
 """
