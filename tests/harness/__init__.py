@@ -2,6 +2,7 @@
 
 children    runs a command in its own session, with a time limit; returns its output, or the report on its last line
 loader      runs programs in forks of a process that has imported torch
+families    small configurations of architectures of transformers
 scripts     for scripts that measure in children of their own file
 places      directories and environments of children, and facts about the tool chain that they share
 

@@ -11,6 +11,7 @@ import random
 from typing import Any
 
 import torch
+from harness.families import families, without_chance
 
 from . import closeness
 from .record import ERROR, RIGHT, SKIP, WRONG, short
@@ -21,76 +22,12 @@ BATCH = 4  # models in one process
 AGAIN = True
 LIMIT = 600.0  # seconds for one item
 
-_WORDS, _WIDTH, _LAYERS, _HEADS, _INNER = 128, 64, 2, 4, 128
-_TEXT = {
-    "vocab_size": _WORDS, "hidden_size": _WIDTH, "num_hidden_layers": _LAYERS, "num_attention_heads": _HEADS,
-    "intermediate_size": _INNER, "max_position_embeddings": 64,
-}  # fmt: skip
-_GROUPED = {**_TEXT, "num_key_value_heads": 2, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-_IMAGE = {
-    "hidden_size": _WIDTH, "num_hidden_layers": _LAYERS, "num_attention_heads": _HEADS, "intermediate_size": _INNER,
-    "image_size": 32, "patch_size": 8,
-}  # fmt: skip
-_STAGES = {"hidden_sizes": [16, 32], "depths": [1, 1]}
-
-# Configuration class, its arguments, model class, kind of inputs.
-FAMILIES: dict[str, tuple[str, dict[str, Any], str, str]] = {
-    "bert": ("BertConfig", _TEXT, "BertForMaskedLM", "masked"),
-    "distilbert": (
-        "DistilBertConfig",
-        {"vocab_size": _WORDS, "dim": _WIDTH, "n_layers": _LAYERS, "n_heads": _HEADS, "hidden_dim": _INNER,
-         "max_position_embeddings": 64},
-        "DistilBertForMaskedLM", "masked",
-    ),
-    "gpt2": (
-        "GPT2Config",
-        {"vocab_size": _WORDS, "n_embd": _WIDTH, "n_layer": _LAYERS, "n_head": _HEADS, "n_positions": 64,
-         "bos_token_id": 1, "eos_token_id": 2},
-        "GPT2LMHeadModel", "causal",
-    ),
-    "opt": (
-        "OPTConfig",
-        {"vocab_size": _WORDS, "hidden_size": _WIDTH, "num_hidden_layers": _LAYERS, "num_attention_heads": _HEADS,
-         "ffn_dim": _INNER, "max_position_embeddings": 64, "word_embed_proj_dim": _WIDTH},
-        "OPTForCausalLM", "causal",
-    ),
-    "llama": ("LlamaConfig", _GROUPED, "LlamaForCausalLM", "causal"),
-    "mistral": ("MistralConfig", {**_GROUPED, "sliding_window": 16}, "MistralForCausalLM", "causal"),
-    "gemma": ("GemmaConfig", {**_GROUPED, "head_dim": 16}, "GemmaForCausalLM", "causal"),
-    "mamba": (
-        "MambaConfig",
-        {"vocab_size": _WORDS, "hidden_size": _WIDTH, "num_hidden_layers": _LAYERS, "state_size": 8,
-         "time_step_rank": 8},
-        "MambaForCausalLM", "causal",
-    ),
-    "t5": (
-        "T5Config",
-        {"vocab_size": _WORDS, "d_model": _WIDTH, "d_kv": 16, "d_ff": _INNER, "num_layers": _LAYERS,
-         "num_heads": _HEADS, "decoder_start_token_id": 0},
-        "T5ForConditionalGeneration", "translation",
-    ),
-    "vit": ("ViTConfig", _IMAGE, "ViTForImageClassification", "image"),
-    "convnext": ("ConvNextConfig", {**_STAGES, "num_stages": 2}, "ConvNextForImageClassification", "image"),
-    "resnet": (
-        "ResNetConfig", {**_STAGES, "embedding_size": 16, "layer_type": "basic"}, "ResNetForImageClassification",
-        "image",
-    ),
-    "clip": (
-        "CLIPConfig",
-        {"text_config": {**_TEXT, "eos_token_id": _WORDS - 1, "bos_token_id": 1, "pad_token_id": 0,
-                         "projection_dim": 32},
-         "vision_config": {**_IMAGE, "projection_dim": 32}, "projection_dim": 32},
-        "CLIPModel", "pairs",
-    ),
-    "whisper": (
-        "WhisperConfig",
-        {"vocab_size": _WORDS, "d_model": _WIDTH, "encoder_layers": _LAYERS, "decoder_layers": _LAYERS,
-         "encoder_attention_heads": _HEADS, "decoder_attention_heads": _HEADS, "encoder_ffn_dim": _INNER,
-         "decoder_ffn_dim": _INNER, "num_mel_bins": 16, "max_source_positions": 32, "max_target_positions": 64,
-         "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1},
-        "WhisperForConditionalGeneration", "sound",
-    ),
-}  # fmt: skip
+_WORDS = 128
+FAMILIES = {
+    name: family
+    for name, family in families(hidden=64, layers=2, words=_WORDS, positions=64, image=32, depth=1, frames=32).items()
+    if name != "mixtral"
+}
 
 
 def keys() -> list[str]:
@@ -135,8 +72,7 @@ def _build(family: str, seed: int) -> tuple[torch.nn.Module, Any, str]:
 
     transformers.logging.set_verbosity_error()
     config_name, arguments, model_name, kind = FAMILIES[family]
-    config = getattr(transformers, config_name)(**copy.deepcopy(arguments))
-    _no_dropout(config)
+    config = without_chance(getattr(transformers, config_name)(**copy.deepcopy(arguments)))
     config.use_cache = False
     _seed(seed)
     model = getattr(transformers, model_name)(config)
@@ -149,14 +85,6 @@ def _build(family: str, seed: int) -> tuple[torch.nn.Module, Any, str]:
             if one.numel() > 1 and bool((one == one.flatten()[0]).all()):
                 one.add_(torch.randn_like(one) * 0.05)
     return model, config, kind
-
-
-def _no_dropout(config: Any) -> None:
-    for name, value in list(vars(config).items()):
-        if isinstance(value, float) and ("drop" in name or name.startswith(("mask_time_prob", "mask_feature_prob"))):
-            setattr(config, name, 0.0)
-        elif hasattr(value, "to_dict"):
-            _no_dropout(value)
 
 
 def _inputs(kind: str, config: Any, other: bool) -> dict[str, Any]:
