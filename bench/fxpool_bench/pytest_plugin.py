@@ -8,6 +8,7 @@ process, fxpool's workers are suspended, and with ``-n N`` so are the other test
 host's pool and the cache directory; ``--fxpool-cache`` sets the cache directory for a run.
 
 pytest loads this plugin wherever fxpool is installed, so modules are imported inside functions, when a test needs them.
+The process that runs test processes learns from them after the collection whether any test measures.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import tempfile
 import uuid
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -30,6 +32,8 @@ __all__: list[str] = []
 _MARKER = (
     "fxpool_measure(device=None): run the test while nothing else on this host measures and fxpool compiles nothing"
 )
+# fxpool.pool.host.marks.VARIABLE, whose import takes longer than that of pytest.
+_MARK = "_FXPOOL_MARK"
 _COUNTS = ("hits", "joined", "seconds_saved")
 
 
@@ -50,6 +54,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def _is_worker(config: pytest.Config) -> bool:
     return hasattr(config, "workerinput")
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist tells the controller that the collection has finished
+def pytest_collection_finish(session: pytest.Session) -> None:
+    if _is_worker(session.config) and any(item.get_closest_marker("fxpool_measure") for item in session.items):
+        with contextlib.suppress(OSError):
+            open(session.config.workerinput["fxpool_measures"], "w").close()  # type: ignore[attr-defined]
 
 
 @pytest.hookimpl(wrapper=True)
@@ -101,12 +112,25 @@ class _Controller:
         self._bystanders: Bystanders | None = None
         self._guard: Guard | None = None
         self._mark = uuid.uuid4().hex
-        from fxpool.pool.host import processes
-
+        # A test process creates this file if one of its tests measures.
+        self._measures = os.path.join(tempfile.gettempdir(), f"fxpool-pytest-{self._mark}")
         # Set before the test processes start: if this process is killed, stopped ones can be identified and killed.
-        os.environ[processes.MARK] = self._mark
+        os.environ[_MARK] = self._mark
 
-    def pytest_sessionstart(self) -> None:
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_configure_node(self, node: Any) -> None:
+        node.workerinput["fxpool_measures"] = self._measures
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_node_collection_finished(self) -> None:
+        try:
+            os.unlink(self._measures)  # for each test process, so that a killed controller does not leave the file
+        except OSError:
+            return
+        if self._bystanders is None:
+            self._begin()
+
+    def _begin(self) -> None:
         from fxpool import config
         from fxpool.bench.bystanders import Bystanders
         from fxpool.errors import FxpoolError
@@ -128,6 +152,8 @@ class _Controller:
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self) -> None:
+        with contextlib.suppress(OSError):
+            os.unlink(self._measures)
         if self._bystanders is not None:
             self._bystanders.end()
         if self._guard is not None:

@@ -16,6 +16,9 @@ import psutil
 import pytest
 from tiers import first_tier
 
+from fxpool.bench import pytest_plugin
+from fxpool.pool.host import marks
+
 _COMPILES = """
 import pytest, torch
 
@@ -134,6 +137,17 @@ def test_a_line_says_what_was_done(project: Path, processes: str) -> None:
 def test_nothing_is_said_where_nothing_was_done(project: Path) -> None:
     output = run(project, "def test_nothing():\n    pass\n")
     assert "fxpool" not in output
+
+
+def test_nothing_is_imported_for_tests_that_do_not_measure(project: Path) -> None:
+    (project / "tests" / "conftest.py").write_text(
+        "import sys\ndef pytest_sessionfinish(session):\n    assert 'fxpool.pool' not in sys.modules\n"
+    )
+    assert "1 passed" in run(project, "def test_nothing():\n    pass\n", "-n", "2")
+
+
+def test_the_variable_of_marks_is_that_of_the_pool() -> None:
+    assert pytest_plugin._MARK == marks.VARIABLE
 
 
 @pytest.mark.slow
