@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from fxpool import config, counters, interruptions
 from fxpool.lowering.compiling import recording
-from fxpool.lowering.core import frozen_objects
 from fxpool.lowering.core import options as call_options
 from fxpool.lowering.core.attempt import Attempt, Outcome
 from fxpool.lowering.core.runtime import runtime
@@ -38,7 +37,7 @@ def compile_graph(
         ConfigurationError: an unknown option or mode.
         NoCompilerError: there is no C++ compiler.
     """
-    frozen_objects.begin()  # if the backend was not looked up by its name
+    runtime.freeze_objects()  # if the backend was not looked up by its name
     operator_tables.watch()
     cache_artifacts.watch_clearing(_cleared)
     settings = config.current()

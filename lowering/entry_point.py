@@ -33,11 +33,10 @@ def __getattr__(name: str) -> Any:
 
 
 def _before_the_first_graph() -> None:
-    from fxpool.lowering.core import frozen_objects  # late: see the caller
-    from fxpool.lowering.core.runtime import runtime  # late, too
+    from fxpool.lowering.core.runtime import runtime  # late: see the caller
 
     runtime.start_ahead(_tools_ahead)
-    frozen_objects.begin()
+    runtime.freeze_objects()
     begin_frames()
 
 

@@ -82,9 +82,9 @@ def _compile(program: Any, path: str, attempt: Attempt) -> None:
 def _captured(program: Any, attempt: Attempt) -> Captured:
     with tensors.modes_disabled():
         contents = {name: _content(one) for name, one in packages.tensors_of(program).items()}
-    told = {"interface": packages.interface(program), "tensors": contents}
+    facts = {"interface": packages.interface(program), "tensors": contents}
     return capture.capture_program(
-        packages.graph_of(program), packages.inputs_of(program), told, label=attempt.label, into=attempt.destination
+        packages.graph_of(program), packages.inputs_of(program), facts, label=attempt.label, into=attempt.destination
     )
 
 

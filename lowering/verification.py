@@ -54,11 +54,11 @@ def _submitted(entry: Entry, store: LocalStore, seed: int) -> Any:
         return "its request is missing or damaged"
     try:
         request = CompileRequest.load(data)
-        kept = parts_of_entry(entry, store).inline()
+        stored = parts_of_entry(entry, store).inline()
     except Exception as error:  # unpickling fails: missing code, another release of torch
         return _words(error)
     question = RecomputeQuestion(
-        request=data, kept=kept, toolchain_dir=os.path.join(store.root, "toolchain"), seed=seed
+        request=data, stored=stored, toolchain_dir=os.path.join(store.root, "toolchain"), seed=seed
     )
     return runtime.pool().submit(RECOMPUTE_JOB, msgspec.msgpack.encode(question), remote.spec_of(request))
 

@@ -32,7 +32,7 @@ __all__: list[str] = []
 _MARKER = (
     "fxpool_measure(device=None): run the test while nothing else on this host measures and fxpool compiles nothing"
 )
-# fxpool.pool.host.marks.VARIABLE, whose import takes longer than that of pytest.
+# fxpool.pool.host.processes.MARK, whose import takes longer than that of pytest.
 _MARK = "_FXPOOL_MARK"
 _COUNTS = ("hits", "joined", "seconds_saved")
 

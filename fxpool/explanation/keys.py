@@ -53,7 +53,7 @@ def missed() -> list[misses.Miss]:
     """Return the latest misses of this process, oldest first."""
     if _RECORDS not in sys.modules:  # nothing was compiled; do not import torch for this
         return []
-    kept: list[misses.Miss] = importlib.import_module(_RECORDS).kept()
+    kept: list[misses.Miss] = importlib.import_module(_RECORDS).misses_so_far()
     return kept
 
 

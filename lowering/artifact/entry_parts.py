@@ -81,7 +81,7 @@ class Artifact(msgspec.Struct, kw_only=True):
 class Reference(msgspec.Struct, kw_only=True):
     """A published artifact: the store, the key, and the entry's name.
 
-    `found`: the worker found the entry in the store, and compiled nothing.
+    `existing`: the worker met the entry in the store, and compiled nothing.
     """
 
     store: str
@@ -89,7 +89,7 @@ class Reference(msgspec.Struct, kw_only=True):
     name: str
     seconds: float = 0.0
     unprepared: bool = False
-    found: bool = False
+    existing: bool = False
     phases: dict[str, float] = {}
     guessed: bool = False
     times: CompileTimes = msgspec.field(default_factory=CompileTimes)
@@ -172,9 +172,9 @@ class Parts:
             raise CorruptEntryError("the graph was changed after it was read, and the entry has no other copy")
         return self._inline()
 
-    def missed(self, what: str) -> None:
+    def missed(self, part: str) -> None:
         """Count a part of the graph that was not linked: torch loads or compiles it."""
-        counters.count("fallbacks", f"loader:{what}")
+        counters.count("fallbacks", f"loader:{part}")
 
 
 #: Makes a callable from parts, for the current call.

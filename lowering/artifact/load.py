@@ -110,11 +110,11 @@ def _watch_overlap(
     if not inputs:
         return call
 
-    def otherwise(*args: Any) -> Any:
+    def run_eagerly(*args: Any) -> Any:
         counters.count("eager_calls", "overlap")
         return eager(*args)
 
-    return overlap.Checked(call, otherwise, inputs, expected)  # type: ignore[arg-type]
+    return overlap.Checked(call, run_eagerly, inputs, expected)  # type: ignore[arg-type]
 
 
 def load_inner(parts: Parts, captured: Captured, arguments: dict[str, Any]) -> Any:

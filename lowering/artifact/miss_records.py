@@ -8,6 +8,7 @@ a structured trace (``TORCH_TRACE``).
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import json
 import logging
@@ -22,26 +23,26 @@ from fxpool.codecache.explain.nearest import Side
 from fxpool.codecache.store.entry import Entry
 from fxpool.codecache.store.store import LocalStore
 from fxpool.lowering.artifact import effects
-from fxpool.lowering.core.runtime import runtime
+from fxpool.lowering.core.runtime import Part, runtime
 from fxpool.lowering.request.captured import Captured
 from fxpool.torch_compat.dynamo import torch_counters
 
-__all__ = ["KEPT", "entries_of", "explained", "kept", "remember"]
+__all__ = ["LIMIT", "entries_of", "explained", "misses_so_far", "remember"]
 
 log = notices.logger(__name__)
 
 #: The number of misses that are recorded; older ones are dropped.
-KEPT = 64
+LIMIT = 64
 # The number of entries that a log line or a trace compares with, as it does so at each miss.
 _LOOKED_AT = 2000
 
 
-class _Misses:
-    """The process's misses. A `core.runtime.Part`."""
+class _Misses(Part):
+    """The process's misses. A child has its parent's graphs, and explains their misses, too."""
 
     def __init__(self) -> None:
         self._lock = forks.lock(self, "_lock")
-        self._misses: deque[Miss] = deque(maxlen=KEPT)
+        self._misses: deque[Miss] = deque(maxlen=LIMIT)
 
     def add(self, miss: Miss) -> None:
         with self._lock:
@@ -50,13 +51,6 @@ class _Misses:
     def all(self) -> list[Miss]:
         with self._lock:
             return list(self._misses)
-
-    def after_fork_in_child(self) -> None:
-        """Keep the parent's misses: a child has its parent's graphs, and explains their misses, too."""
-
-    def reset(self) -> None:
-        with self._lock:
-            self._misses.clear()
 
 
 def remember(
@@ -91,7 +85,7 @@ def _miss(captured: Captured, tried: Sequence[tuple[LocalStore, Entry]], newly_d
     return Miss(side, "guard_miss" if tried else "miss", time.time(), tuple(rejected))
 
 
-def kept() -> list[Miss]:
+def misses_so_far() -> list[Miss]:
     """Return the misses of this process, the oldest first."""
     return runtime.part(_Misses).all()
 
@@ -109,13 +103,7 @@ def explained(miss: Miss, stores: Sequence[LocalStore], most: int | None = None)
 
 def _tell(miss: Miss, stores: Sequence[LocalStore]) -> None:
     """Explain a miss at once in the log and the structured trace, if they are enabled."""
-    explanation: list[MissExplanation] = []
-
-    def made() -> MissExplanation:
-        if not explanation:
-            explanation.append(explained(miss, stores, _LOOKED_AT))
-        return explanation[0]
-
+    explanation = functools.cache(lambda: explained(miss, stores, _LOOKED_AT))
     if log.isEnabledFor(logging.INFO):
-        log.info("%s: %s: %s", miss.side.label, miss.kind.replace("_", " "), made().first)
-    torch_counters.miss_explained(lambda: json.dumps(dataclasses.asdict(made()), default=str))
+        log.info("%s: %s: %s", miss.side.label, miss.kind.replace("_", " "), explanation().first)
+    torch_counters.miss_explained(lambda: json.dumps(dataclasses.asdict(explanation()), default=str))

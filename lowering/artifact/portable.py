@@ -43,8 +43,8 @@ class CarriedParts:
     def triton(self) -> Any:
         return self._carried().triton()
 
-    def missed(self, what: str) -> None:
-        self._carried().missed(what)
+    def missed(self, part: str) -> None:
+        self._carried().missed(part)
 
 
 def bundle(parts: Parts, captured: Captured) -> Any:

@@ -23,7 +23,7 @@ class RecomputeQuestion(msgspec.Struct, kw_only=True):
     """Payload of the job: the `request` stored with an entry, the entry's parts, and the seed of random inputs."""
 
     request: bytes
-    kept: Artifact
+    stored: Artifact
     toolchain_dir: str
     seed: int
 
@@ -35,13 +35,13 @@ class Recomputed(msgspec.Struct, kw_only=True):
     not_run: str = ""
 
 
-def differences(kept: Artifact, made: Artifact) -> dict[str, str]:
+def differences(stored: Artifact, recompiled: Artifact) -> dict[str, str]:
     """Compare the plain data of two artifacts: guards, effects, the list of parts."""
     found = {}
     for name, ours, theirs in (
-        ("guards", kept.guards, made.guards),
-        ("effects", kept.effects, made.effects),
-        ("parts", _parts(kept), _parts(made)),
+        ("guards", stored.guards, recompiled.guards),
+        ("effects", stored.effects, recompiled.effects),
+        ("parts", _parts(stored), _parts(recompiled)),
     ):
         if ours != theirs:
             found[name] = diff_of(repr(ours), repr(theirs))
@@ -54,9 +54,9 @@ def _parts(artifact: Artifact) -> list[str]:
     return [*parts, *(["built"] * len(artifact.built))]
 
 
-def diff_of(kept: str, made: str) -> str:
+def diff_of(stored: str, recompiled: str) -> str:
     """Return the differing lines of two texts with one line of context; empty if only irrelevant comments differ."""
-    ours, theirs = (_PASSING.sub("", text).splitlines() for text in (kept, made))
+    ours, theirs = (_PASSING.sub("", text).splitlines() for text in (stored, recompiled))
     lines = list(difflib.unified_diff(ours, theirs, "cached", "recompiled", lineterm="", n=1))
     if len(lines) > _LINES:
         lines = [*lines[:_LINES], f"... and {len(lines) - _LINES} more lines"]

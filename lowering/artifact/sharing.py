@@ -22,7 +22,7 @@ from fxpool.codecache.store.store import FRESH, LocalStore
 from fxpool.errors import CREATE_KEY, ConfigurationError, StoreError
 from fxpool.lowering.artifact import effects
 from fxpool.lowering.core import switched_off
-from fxpool.lowering.core.runtime import runtime
+from fxpool.lowering.core.runtime import Part, runtime
 from fxpool.torch_compat.state import configs
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["address", "fetch", "fetch_fitting", "flush", "inductor_address", "leases", "offer"]
 
 
-class _Shared:
+class _Shared(Part):
     """The remote level under the settings in force."""
 
     def __init__(self) -> None:

@@ -26,7 +26,7 @@ from fxpool.lowering.compiling import eager
 from fxpool.lowering.compiling.graph_compile import GraphCompile
 from fxpool.lowering.core import switched_off
 from fxpool.lowering.core.attempt import Attempt, Outcome
-from fxpool.lowering.core.runtime import runtime
+from fxpool.lowering.core.runtime import Part, runtime
 from fxpool.lowering.request import ambient
 from fxpool.lowering.request.captured import Captured
 from fxpool.lowering.request.compile_request import BACKGROUND
@@ -55,7 +55,7 @@ _FIRST_CALL_SECONDS = 3.0
 _SIZES = 8
 
 
-class _Background:
+class _Background(Part):
     """The background compiles of this process, withdrawn at interpreter shutdown."""
 
     def __init__(self) -> None:

@@ -62,7 +62,7 @@ def _finish_devices(args: Sequence[Any]) -> None:
 class Trial:
     """Times a new version against the version in use, in alternating calls of the same sizes.
 
-    It times the call, which in training is the forward. `decided(kept, seconds of the new, of the old)` is called
+    It times the call, which in training is the forward. `decided(faster, seconds of the new, of the old)` is called
     once, in the thread of the last call.
     """
 
@@ -216,10 +216,10 @@ class Swap:
         self._next_trial()
 
     def _tried(
-        self, version: Version, slower: Callable[[float, float], None], kept: bool, new: float, old: float
+        self, version: Version, slower: Callable[[float, float], None], faster: bool, new: float, old: float
     ) -> None:
         self._trial = None
-        if kept:
+        if faster:
             self.use(version)
         else:
             self.stages[version.stage] = "slower"

@@ -6,8 +6,7 @@
     turns            waits while another machine compiles the graph
     recording        records graphs for another machine instead of compiling them
     eager            runs a graph eagerly after it killed its workers
-    unimportable     records modules that workers cannot import
-    failed_levels    records levels that failed, so that no process tries them again
+    refusals         code that workers cannot have and levels that failed, so that no process tries them again
 
 Imports `artifact`, `request`, `cpp`, `cuda`, `core`, and `worker` for compiles in this process.
 """

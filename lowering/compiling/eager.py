@@ -25,7 +25,7 @@ from fxpool.errors import (
     WorkerDiedError,
 )
 from fxpool.lowering.core.attempt import Attempt, Outcome
-from fxpool.lowering.core.runtime import runtime
+from fxpool.lowering.core.runtime import Part, runtime
 from fxpool.torch_compat.dynamo import frames
 from fxpool.torch_compat.state import configs
 
@@ -38,7 +38,7 @@ DEADLY = (WorkerDiedError, JobTimeoutError, JobMemoryError, QuarantinedError)
 RUNS_EAGERLY = (*DEADLY, RecordedError)
 
 
-class _Quarantined:
+class _Quarantined(Part):
     """Keys of graphs that this process has `warned` of, and keys `on_trial` under a larger limit than they exceeded."""
 
     def __init__(self) -> None:
@@ -47,10 +47,6 @@ class _Quarantined:
 
     def after_fork_in_child(self) -> None:
         self.on_trial.clear()  # the parent's jobs
-
-    def reset(self) -> None:
-        self.warned.clear()
-        self.on_trial.clear()
 
 
 def check(attempt: Attempt) -> None:

@@ -15,7 +15,7 @@ from fxpool.codecache.key import builds
 from fxpool.codecache.store.store import FRESH
 from fxpool.errors import CREATE_KEY, ConfigurationError
 from fxpool.lowering.core.farm_orders import AWAY_JOB, request_name, result_name
-from fxpool.lowering.core.runtime import runtime
+from fxpool.lowering.core.runtime import Part, runtime
 from fxpool.lowering.request import variables
 from fxpool.lowering.request.compile_request import AOT, FX, CompileRequest
 from fxpool.pool.wire.farm import Away
@@ -31,7 +31,7 @@ _MOST = 1 << 30
 _WORTH_SAYING = ("gone", "late", "lost", "no_machine", "other_builds")
 
 
-class _Keys:
+class _Keys(Part):
     """The keyring of the setting `remote_key_file`, read once."""
 
     def __init__(self) -> None:
@@ -49,12 +49,6 @@ class _Keys:
             except ConfigurationError as error:
                 notices.switched_off("farm_refused", f"compiling without the farm: {error}", about=name)
         return self._keyring
-
-    def after_fork_in_child(self) -> None:
-        pass  # the child has its parent's settings
-
-    def reset(self) -> None:
-        self._path = self._keyring = None
 
 
 def _load(path: str) -> Keyring:

@@ -37,9 +37,9 @@ from fxpool.errors import (
 )
 from fxpool.lowering.artifact import effects, lookup, sharing
 from fxpool.lowering.artifact.entry_parts import Artifact, CompileReply, Reference, decode_reply
-from fxpool.lowering.compiling import eager, failed_levels, farm, recording, unimportable
+from fxpool.lowering.compiling import eager, farm, recording, refusals
 from fxpool.lowering.compiling.eager import DEADLY
-from fxpool.lowering.core import job_place
+from fxpool.lowering.core import pool_environment
 from fxpool.lowering.core.attempt import Attempt, Outcome
 from fxpool.lowering.core.runtime import runtime
 from fxpool.lowering.cpp import host_facts
@@ -48,7 +48,6 @@ from fxpool.lowering.request.captured import Captured
 from fxpool.lowering.request.compile_request import (
     AOT,
     BACKGROUND,
-    CODE_DIFFERS,
     COMPILE_JOB,
     PACKAGE,
     PREPARE_JOB,
@@ -59,8 +58,9 @@ from fxpool.torch_compat.dynamo.compile_times import CompileTimes
 from fxpool.watch import events
 
 if TYPE_CHECKING:
-    from fxpool.pool import Job, JobSpec
+    from fxpool.pool import Job, JobSpec, PoolClient
     from fxpool.pool.wire.farm import Away
+    from fxpool.pool.wire.messages import JobEvent
     from fxpool.torch_compat.cuda.padding import PaddingQuestion
 
 __all__ = ["MEASURINGS", "Result", "require_possible", "results", "spec_of", "submit"]
@@ -95,9 +95,7 @@ def require_possible(captured: Captured, attempt: Attempt) -> None:
     """Raise the reason why no worker is to compile a graph: it is recorded instead, or known to fail there."""
     if recording.is_on(attempt.settings) and captured.request.level != PACKAGE:
         recording.record(captured, attempt)
-    _refuse_other_code(captured)
-    unimportable.refuse(captured)
-    failed_levels.refuse(captured, attempt)
+    refusals.refuse(captured, attempt)
 
 
 def results(captured: Captured, attempt: Attempt) -> Iterator[Result]:
@@ -129,7 +127,7 @@ def _result(reply: CompileReply, job: Job, captured: Captured, attempt: Attempt)
     compiled = reply.reference or reply.artifact
     if compiled is None:
         return None
-    others = job.joined or (reply.reference is not None and reply.reference.found)
+    others = job.joined or (reply.reference is not None and reply.reference.existing)
     attempt.outcome = Outcome.JOINED if others else Outcome.FARM if job.machine else Outcome.WORKER
     if not others:
         if job.machine:
@@ -191,11 +189,10 @@ def _reply(captured: Captured, attempt: Attempt, flight: str, inline: bool) -> t
             eager.add(attempt, error, captured.request.origin)
             raise
         except CannotTravelError as error:
-            _remember_other_code(captured, error)
-            unimportable.remember(captured, error)
+            refusals.remember_code(captured, error)
             raise
         except CannotReturnError as error:
-            failed_levels.remember(attempt, error)
+            refusals.remember_level(attempt, error)
             raise
         reply = decode_reply(data)
         if reply.questions:
@@ -226,8 +223,8 @@ def _measure(captured: Captured, questions: Sequence[PaddingQuestion]) -> None:
     captured.answer(benchmark_cache.measure(questions, facts, index, captured.request.toolchain_dir))
 
 
-def _retry_with_visible_devices(captured: Captured, asked: str) -> None:
-    log.warning("compiling %s in a worker that sees its devices, which it needs for: %s", captured.request.label, asked)
+def _retry_with_visible_devices(captured: Captured, query: str) -> None:
+    log.warning("compiling %s in a worker that sees its devices, which it needs for: %s", captured.request.label, query)
     counters.count("fallbacks", "device_needed:unanswered")
     captured.show_devices()
 
@@ -274,11 +271,7 @@ def _submit_once(
     on_ask: Answer | None,
 ) -> tuple[bytes, Job]:
     pool = runtime.pool()
-    progress = None
-    if events.listening():
-        from fxpool.lowering.core.job_progress import JobProgress  # only if events are displayed or traced
-
-        progress = JobProgress(attempt.label, attempt.stage, pool)
+    progress = _Progress(attempt.label, attempt.stage, pool) if events.listening() else None
     spec = msgspec.structs.replace(
         spec_of(request, attempt.settings), label=attempt.label, dedup_key=flight, priority=attempt.priority, away=away
     )
@@ -295,7 +288,7 @@ def spec_of(request: CompileRequest, settings: config.Settings | None = None) ->
     environment = (request.ambient.elsewhere() if request.devices else request.ambient).environment
     if request.visible is not None:
         environment = {**environment, "CUDA_VISIBLE_DEVICES": request.visible}
-    return job_place.spec(request.label, environment, request.modules, request.libraries, settings=settings)
+    return pool_environment.job_spec(request.label, environment, request.modules, request.libraries, settings=settings)
 
 
 def _prepare_host(request: CompileRequest, settings: config.Settings, payload: bytes | None = None) -> None:
@@ -323,33 +316,68 @@ def _prepare_host(request: CompileRequest, settings: config.Settings, payload: b
     runtime.pool().submit(PREPARE_JOB, payload or request.dump(), spec)
 
 
-# ---------------------------------------------------------------- whose code
+# ---------------------------------------------------------------- progress
 
 
-class _DifferingCode:
-    """Pieces of code, with their digests, that differ in this process's workers."""
+class _Progress:
+    """A callback that reports the events of one job to displays and traces. Runs in the connection's thread."""
 
-    def __init__(self) -> None:
-        self.pieces: set[tuple[str, str]] = set()
+    def __init__(self, label: str, stage: int, pool: PoolClient) -> None:
+        self._label = label
+        self._stage = stage
+        self._pool = pool
+        self._queued: dict[int, float] = {}
+        self._started: dict[int, float] = {}
+        self._phases: dict[int, tuple[str, float]] = {}
+        self._away = 0.0
 
-    def after_fork_in_child(self) -> None:
-        pass  # the child's workers have the same code as its parent's
+    def __call__(self, event: JobEvent) -> None:
+        if event.kind == "queued":
+            self._queued[event.part] = event.at
+            self._say(event, "queued", "")
+        elif event.kind == "begun":
+            self._waited(event)
+            self._started[event.part] = event.at
+            self._say(event, "compiling", f"in worker {event.worker}")
+        elif event.kind == "phase":
+            self._end_phase(event)
+            self._phases[event.part] = (event.name, event.at)
+            self._say(event, "compiling", f"in worker {event.worker}: {event.name}")
+        elif event.kind == "away":
+            self._away = event.at
+            self._say(event, "compiling", "by the farm")
+        elif event.kind == "returned":
+            self._returned(event)
+        else:
+            self._end_phase(event)
+            since = self._started.pop(event.part, None)
+            if since is not None:
+                self._span(event, event.label, since, {"how": event.name} if event.name else {})
 
-    def reset(self) -> None:
-        self.pieces.clear()
+    def _say(self, event: JobEvent, state: str, detail: str) -> None:
+        if event.part == 0:
+            events.state(self._label, state, detail, stage=self._stage, at=event.at)
 
+    def _waited(self, event: JobEvent) -> None:
+        since, server = self._queued.pop(event.part, None), self._pool.server_pid
+        if since is not None and server is not None:
+            facts = {"graph": self._label}
+            events.tell(events.Span(event.label, since, event.at, server, server, "fxpool server: queue", True, facts))
 
-def _refuse_other_code(captured: Captured) -> None:
-    """Raise CannotTravelError if a worker cannot have the program's code, or is known to have other code."""
-    if captured.stays is not None:
-        raise captured.stays
-    code = captured.request.code
-    known = runtime.part(_DifferingCode).pieces
-    for name in known.intersection(code.digests.items() if code is not None else ()):
-        raise CannotTravelError(CODE_DIFFERS, name[0])
+    def _returned(self, event: JobEvent) -> None:
+        server = self._pool.server_pid
+        if server is not None:
+            facts = {"graph": self._label, "stage": self._stage, "machine": event.name}
+            events.tell(
+                events.Span(event.label, self._away, event.at, server, server, "fxpool server: farm", True, facts)
+            )
 
+    def _end_phase(self, event: JobEvent) -> None:
+        name, since = self._phases.pop(event.part, ("", 0.0))
+        if name:
+            self._span(event, name, since, {})
 
-def _remember_other_code(captured: Captured, error: CannotTravelError) -> None:
-    code = captured.request.code
-    if error.reason == CODE_DIFFERS and code is not None and error.detail in code.digests:
-        runtime.part(_DifferingCode).pieces.add((error.detail, code.digests[error.detail]))
+    def _span(self, event: JobEvent, name: str, since: float, facts: dict[str, object]) -> None:
+        if event.worker is not None:
+            facts = {"graph": self._label, "stage": self._stage, **facts}
+            events.tell(events.Span(name, since, event.at, event.worker, event.worker, "fxpool worker", facts=facts))

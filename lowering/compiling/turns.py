@@ -18,7 +18,7 @@ from typing import Any
 
 from fxpool.lowering.artifact import sharing
 from fxpool.lowering.core.attempt import Attempt
-from fxpool.lowering.core.runtime import runtime
+from fxpool.lowering.core.runtime import Part, runtime
 from fxpool.lowering.request.captured import Captured
 
 __all__ = ["turn"]
@@ -29,7 +29,7 @@ _SHORTEST, _TIMES = 30.0, 2.0
 _LAST = 32
 
 
-class _Durations:
+class _Durations(Part):
     """The seconds that this process's last compiles took."""
 
     def __init__(self) -> None:
@@ -40,12 +40,6 @@ class _Durations:
 
     def patience(self) -> float:
         return max(_SHORTEST, _TIMES * max(self._seconds, default=0.0))
-
-    def after_fork_in_child(self) -> None:
-        pass  # the child's compiles are like its parent's
-
-    def reset(self) -> None:
-        self._seconds.clear()
 
 
 @contextlib.contextmanager

@@ -3,14 +3,11 @@
     options             options and mode of a call of ``torch.compile``, checked and parsed
     attempt             the state of one graph's compile: settings, key, outcome, reasons
     runtime             the state of the process: pool, stores, and per-process parts of other modules
-    pool_environment    the environment variables and import path of the pool's processes
+    pool_environment    the environment variables, import path and limits of the pool's processes and jobs
     host_report         adds the process's counters to the host's statistics
-    job_place           job specifications with this process's environment and limits
     farm_orders         the input of a job that a farm's machine runs for another host
-    job_progress        reports a job's progress to displays and traces
     torchs_tables       asks a worker which entries of Inductor's tables are torch's own
     switched_off        one-time warnings that a part of fxpool is disabled
-    frozen_objects      keeps the program's objects out of full garbage collections
     scratch             temporary directories for Inductor and Triton
 
 Imports no other part of `lowering`.

@@ -12,7 +12,7 @@ import time
 from typing import Any
 
 from fxpool import counters, forks, notices
-from fxpool.lowering.core.runtime import runtime
+from fxpool.lowering.core.runtime import Part, runtime
 
 __all__ = ["graph_done", "report"]
 
@@ -22,8 +22,8 @@ log = notices.logger(__name__)
 _INTERVAL = 60.0
 
 
-class _Reports:
-    """The counts of this process that have been added so far. A `core.runtime.Part`."""
+class _Reports(Part):
+    """The counts of this process that have been added so far."""
 
     def __init__(self) -> None:
         self._lock = forks.lock(self, "_lock")

@@ -118,13 +118,13 @@ def _own(name: str, value: Any) -> Any:
     return value
 
 
-def _compile_mode(text: str, known: Any) -> str:
+def _compile_mode(text: str, names: Any) -> str:
     """Return a mode that is implemented. `config` parses the grammar, and refuses other modes by name."""
     if text in COMPILE_MODES:
         return text
     if "+" in text:
         return config.override(config.current(), {"mode": text}).mode
-    raise UnknownNameError("mode", text, known)
+    raise UnknownNameError("mode", text, names)
 
 
 def merged(stages: Sequence[str | Mapping[str, Any]], common: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:

@@ -14,11 +14,12 @@ The pool's modules are imported when the pool is first needed: a process with on
 from __future__ import annotations
 
 import collections
+import contextlib
 import os
 import re
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fxpool import config, counters, descriptors, forks, notices
 from fxpool.codecache.key import probe_cache
@@ -45,14 +46,15 @@ _IDLE = ",".join(
 )
 
 
-class Part(Protocol):
+class Part:
     """The per-process state of one module. Created without arguments on first use."""
 
     def after_fork_in_child(self) -> None:
-        """Drop the parent's threads and jobs."""
+        """Drop the parent's threads and jobs; by default the child has its parent's state."""
 
     def reset(self) -> None:
         """Forget everything, as in a new process."""
+        self.__init__()  # type: ignore[misc]  # parts take no arguments
 
 
 P = TypeVar("P", bound=Part)
@@ -257,6 +259,12 @@ class Runtime:
             self._stores.clear()
             self._bases.clear()
 
+    def freeze_objects(self) -> None:
+        """Keep the program's objects out of full garbage collections during compiles, unless a setting says no."""
+        from fxpool.torch_compat.dynamo import frozen_objects  # imports torch, which `fxpool` alone does not
+
+        frozen_objects.freeze_while_compiling(_freezes_objects)
+
     # ------------------------------------------------------------ all parts
 
     def part(self, kind: type[P]) -> P:
@@ -282,6 +290,12 @@ class Runtime:
         """Reset the parts in a forked child. It gets a new pool on first use; see `pool`."""
         for part in self._parts.values():
             part.after_fork_in_child()
+
+
+def _freezes_objects() -> bool:
+    with contextlib.suppress(FxpoolError):  # the graph reports it
+        return config.current().freeze_objects
+    return False
 
 
 # The names that `tempfile.mkdtemp` gives to directories.

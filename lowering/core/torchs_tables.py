@@ -12,7 +12,8 @@ import hashlib
 from fxpool import config, counters, notices
 from fxpool.codecache.key import probe_cache, system
 from fxpool.errors import PoolError
-from fxpool.lowering.core.runtime import runtime
+from fxpool.lowering.core import pool_environment
+from fxpool.lowering.core.runtime import Part, runtime
 from fxpool.torch_compat.operators import operator_tables
 
 __all__ = ["TABLES_JOB", "settle"]
@@ -25,16 +26,10 @@ _QUESTION = ("torch's tables of Inductor",)
 log = notices.logger(__name__)
 
 
-class _Asked:
-    """Whether this process has asked a worker, which it does once. A `core.runtime.Part`."""
+class _Asked(Part):
+    """Whether this process has asked a worker, which it does once."""
 
     def __init__(self) -> None:
-        self.done = False
-
-    def after_fork_in_child(self) -> None:
-        """The parent's answer holds in the child."""
-
-    def reset(self) -> None:
         self.done = False
 
 
@@ -57,10 +52,8 @@ def settle(toolchain_dir: str | None, mode: str, settings: config.Settings) -> N
     if not mode.endswith("subprocess") or settings.pool == "off":
         return
     state.done = True
-    from fxpool.lowering.core import job_place  # imports the pool: 0.05 s that a process that knows saves
-
     try:
-        spec = job_place.spec("torch's tables", {}, settings=settings)
+        spec = pool_environment.job_spec("torch's tables", {}, settings=settings)
         entries = runtime.pool().submit(TABLES_JOB, b"", spec).result()
     except PoolError as error:
         counters.count("fallbacks", "torch_tables_unknown")

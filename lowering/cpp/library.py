@@ -19,7 +19,7 @@ from typing import Any
 
 from fxpool import forks, notices
 from fxpool.errors import NotExecutableError
-from fxpool.lowering.core.runtime import runtime
+from fxpool.lowering.core.runtime import Part, runtime
 from fxpool.lowering.cpp.unit_source import MODULE
 from fxpool.torch_compat.cpp import commands, instruction_sets
 
@@ -73,15 +73,12 @@ def _another_way(number: int) -> str:
     return "".join("./" if bit == "1" else ".//" for bit in f"{number:b}")
 
 
-class _Loaded:
+class _Loaded(Part):
     """The libraries that this process has loaded, by digest; loaded one at a time, under a lock."""
 
     def __init__(self) -> None:
         self.loading = forks.lock(self, "loading")
         self.modules: dict[str, Any] = {}
-
-    def after_fork_in_child(self) -> None:
-        pass  # the child has the same libraries mapped
 
     def reset(self) -> None:
         pass  # a library cannot be unloaded

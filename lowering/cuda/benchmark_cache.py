@@ -24,7 +24,7 @@ from fxpool import forks, notices
 from fxpool.bench.measurement import exclusive
 from fxpool.codecache.store import blobs
 from fxpool.errors import FxpoolError, StoreError
-from fxpool.lowering.core.runtime import runtime
+from fxpool.lowering.core.runtime import Part, runtime
 from fxpool.lowering.request.compile_request import Measured
 from fxpool.torch_compat.cuda import padding
 from fxpool.torch_compat.cuda.device_facts import DeviceFacts
@@ -38,17 +38,11 @@ _ANSWERS = {content: answer for answer, content in _BYTES.items()}
 _PATIENCE = 30.0
 
 
-class _Measuring:
+class _Measuring(Part):
     """The lock for one measurement at a time in this process."""
 
     def __init__(self) -> None:
         self.lock = forks.lock(self, "lock")
-
-    def after_fork_in_child(self) -> None:
-        pass  # `forks.lock` gives the child a new lock
-
-    def reset(self) -> None:
-        pass
 
 
 #: Queries another process; None if it gives no answer.

@@ -15,7 +15,7 @@ import torch
 from fxpool import interruptions
 from fxpool.errors import CannotReturnError, CannotTravelError, PoolError, RecordedError
 from fxpool.lowering.artifact import load
-from fxpool.lowering.compiling import eager, failed_levels
+from fxpool.lowering.compiling import eager, refusals
 from fxpool.lowering.compiling.eager import RUNS_EAGERLY, run_eagerly
 from fxpool.lowering.compiling.graph_compile import GraphCompile
 from fxpool.lowering.core import switched_off
@@ -106,7 +106,7 @@ def _compile_part(
     with eager.compiling_as_stock(part):
         compiled = inner.compile_as_torch_does(graph, inputs, arguments)
     if cause is not None:
-        failed_levels.remember(part, cause)
+        refusals.remember_level(part, cause)
     return compiled
 
 

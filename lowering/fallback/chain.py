@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from fxpool import failures, interruptions
 from fxpool.errors import CannotReturnError, CannotTravelError, PoolError
-from fxpool.lowering.compiling import eager, failed_levels
+from fxpool.lowering.compiling import eager, refusals
 from fxpool.lowering.compiling.eager import RUNS_EAGERLY
 from fxpool.lowering.core.attempt import Attempt, Outcome
 from fxpool.lowering.fallback import dynamo_graph
@@ -56,7 +56,7 @@ def compile_with_fallback(
         attempt.step_down(error.reason, error)
     except CannotReturnError as error:
         attempt.step_down(f"return:{error.reason}", error)
-        if failed_levels.compiles_nowhere(error):
+        if refusals.compiles_nowhere(error):
             return _in_process(gm, inputs, attempt, None)
     except RUNS_EAGERLY as error:
         return eager.run_eagerly(gm.forward, attempt, error)
@@ -77,7 +77,7 @@ def compile_with_fallback(
         call = aot_graphs.compile_each(gm, inputs, attempt, at_home=cause is not None)
         attempt.outcome = Outcome.PARTS
         if cause is not None:  # the level failed, not the graph
-            failed_levels.remember(attempt, cause)
+            refusals.remember_level(attempt, cause)
         return call
     except CannotTravelError as error:
         attempt.step_down(error.reason, error)
@@ -93,7 +93,7 @@ def compile_with_fallback(
         if cause is None:
             raise
         if failures.of(error) is failures.Kind.GRAPH:  # not if this host has no compiler, or no memory at the moment
-            failed_levels.remember(attempt, cause, nowhere=True)
+            refusals.remember_level(attempt, cause, nowhere=True)
         _raise(error, cause)
 
 

@@ -11,7 +11,7 @@ from fxpool.codecache.key import cacheable
 from fxpool.errors import CannotTravelError, NotKeptError, PoolUnavailableError, RecordedError
 from fxpool.lowering.artifact import load
 from fxpool.lowering.artifact.entry_parts import Parts
-from fxpool.lowering.compiling import eager, recording, unimportable
+from fxpool.lowering.compiling import eager, recording, refusals
 from fxpool.lowering.compiling.graph_compile import GraphCompile, complete
 from fxpool.lowering.core.attempt import Attempt
 from fxpool.lowering.request import capture
@@ -117,7 +117,7 @@ def _here(graph: GraphCompile, gm: torch.fx.GraphModule, inputs: Sequence[Any]) 
 
 
 def _is_of_code(error: CannotTravelError, captured: Captured) -> bool:
-    return error is captured.stays or error.reason in (CODE_DIFFERS, unimportable.REASON)
+    return error is captured.stays or error.reason in (CODE_DIFFERS, refusals.NOT_IMPORTABLE)
 
 
 def _now(cut: InPieces, attempt: Attempt) -> Call | None:

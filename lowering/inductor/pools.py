@@ -20,8 +20,8 @@ from fxpool.codecache.code.program_code import SentCode
 from fxpool.codecache.key import probe_cache
 from fxpool.errors import CannotTravelError, FxpoolError, PoolError, PoolUnavailableError, ProtocolError
 from fxpool.lowering.compiling.eager import DEADLY
-from fxpool.lowering.core import job_place, pool_environment, switched_off
-from fxpool.lowering.core.runtime import runtime
+from fxpool.lowering.core import pool_environment, switched_off
+from fxpool.lowering.core.runtime import Part, runtime
 from fxpool.lowering.request import ambient
 from fxpool.lowering.request.ambient import AmbientState
 from fxpool.lowering.request.compile_request import CODE_DIFFERS
@@ -51,14 +51,11 @@ _KEPT_HERE = frozenset(
 )
 
 
-class Interpreter:
+class Interpreter(Part):
     """The state of the interpreter: once it is `ending`, jobs from Inductor are no longer compiled."""
 
     def __init__(self) -> None:
         self.ending = forks.event()
-
-    def after_fork_in_child(self) -> None:
-        pass  # the child has its own event
 
     def reset(self) -> None:
         self.ending.clear()
@@ -101,7 +98,7 @@ def to_pool(
     environment["TORCHINDUCTOR_CACHE_DIR"] = hooks.cache_directory()
     if unseen:
         environment |= dict.fromkeys(pool_environment.DEVICES, "")
-    return runtime.pool().submit(function, payload, job_place.spec(label, environment, modules, libraries))
+    return runtime.pool().submit(function, payload, pool_environment.job_spec(label, environment, modules, libraries))
 
 
 def _step_down(error: FxpoolError, *, instead: str = "is compiled in this process") -> None:

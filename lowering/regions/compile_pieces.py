@@ -107,14 +107,14 @@ class InPieces:
         Dynamo has returned and accepts no more guards. Raises what the first piece that fails raises.
         """
         loading = _Loading()
-        missing = [job for job in self._jobs.values() if job.made is None]
+        missing = [job for job in self._jobs.values() if job.call is None]
         waiting = []
         for number, job in enumerate(missing):
             job.attempt = _part(attempt, number)
             waiting.append(job.start(loading, late=True))
         for job, wait in zip(missing, waiting, strict=True):
             with _recorded(job.attempt):
-                job.made = wait.result()
+                job.call = wait.result()
         guards = [guard for job in missing for guard in job.guards]
         for number, renaming in self._cut.renamings().items():
             if (of_first := self._jobs.get(self._cut.names[number])) is not None:
@@ -141,7 +141,7 @@ class InPieces:
         steps: list[compose.Step] = []
         for number, (piece, name) in enumerate(zip(self._cut.pieces, self._cut.names, strict=True)):
             as_is = name not in self._jobs or number in self._not_shared
-            made: Any = piece.gm.forward if as_is else self._jobs[name].made
+            made: Any = piece.gm.forward if as_is else self._jobs[name].call
             steps.append(
                 (piece.interval, made.call, True) if isinstance(made, _Boxed) else (piece.interval, made, False)
             )
@@ -181,11 +181,11 @@ class _Loading:
 
 
 class _Job:
-    """The compile of a distinct piece to a callable, `made`. `guards` are those that a late load leaves unchecked."""
+    """The compile of a distinct piece to a callable, `call`. `guards` are those that a late load leaves unchecked."""
 
     def __init__(self, piece: Piece, attempt: Attempt, context: tracing.TracingContext | None) -> None:
         self.attempt = attempt
-        self.made: Any = None
+        self.call: Any = None
         self.guards: list[Any] = []
         self._piece = piece
         self._context = context
@@ -195,15 +195,15 @@ class _Job:
 
     def look_up(self) -> bool:
         """Capture the piece; return whether it is in the cache. An error counts as a miss, and `finish` handles it."""
-        if self.made is not None:
+        if self.call is not None:
             return True
         try:
             with tracing.reentered(self._context):
-                self.made = self._look_up()
+                self.call = self._look_up()
         except Exception as error:
             interruptions.pass_on(error)
             self._refused = error
-        return self.made is not None
+        return self.call is not None
 
     def _look_up(self) -> Any:
         piece, attempt = self._piece, self.attempt
@@ -245,10 +245,10 @@ class _Job:
 
     def finish(self, waiting: Pending | None) -> None:
         """Use the compiled piece, or the next level of the fallback chain. Raises what that raises."""
-        made = self.made
+        made = self.call
         begun = waiting.result if waiting is not None else (lambda: made) if made is not None else None
         with tracing.reentered(self._context), _recorded(self.attempt):
-            self.made = chain.compile_with_fallback(self._piece.gm, self._piece.inputs, self.attempt, begun)
+            self.call = chain.compile_with_fallback(self._piece.gm, self._piece.inputs, self.attempt, begun)
 
 
 @contextlib.contextmanager

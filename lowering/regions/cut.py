@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from fxpool import config, counters, notices
-from fxpool.lowering.regions import calls, plan, symbols
-from fxpool.lowering.regions.calls import Call
+from fxpool.lowering.regions import plan, symbols
 from fxpool.lowering.regions.pieces import Identity, Piece, extract, identity
+from fxpool.lowering.regions.plan import Call
 from fxpool.lowering.regions.symbols import OwnSymbols
 from fxpool.lowering.regions.traced import Interval, TracedGraph, UncuttableError
 from fxpool.torch_compat.dynamo import tracing
@@ -35,8 +35,8 @@ class Cut:
         self._graph = graph
         self._identities: dict[Call, Identity | None] = {}
         self._found: dict[Call, Piece] = {}
-        self._weights = calls.weights(graph.nodes)
-        root = calls.tree(graph.nodes)
+        self._weights = plan.weights_of(graph.nodes)
+        root = plan.tree(graph.nodes)
         regions = plan.repeated(root, self._weights, self._digest)
         self.pieces = self._pieces([self._found[call] for call in regions])
         known = {piece.interval: self._identities[call] for call, piece in self._found.items()}

@@ -81,8 +81,8 @@ def _about_input(graph: TracedGraph, node: Node) -> dict[str, Any]:
 
 def _input(graph: TracedGraph, node: Node) -> Any:
     """Return the stand-in for a value when a piece is compiled: the backend's input, or a leaf with the same memory."""
-    if node in graph.given:
-        return graph.given[node]
+    if node in graph.inputs:
+        return graph.inputs[node]
     value = graph.value(node)
     if isinstance(value, torch.Tensor) and tensors.is_fake(value):
         return value.detach().requires_grad_(value.requires_grad)
@@ -110,7 +110,7 @@ def identity(piece: Piece, constraints: Sequence[Any] = ()) -> Identity:
         description = encoder.encode(cast("torch.fx.GraphModule", described)).description
         layout = [list(pair) for pair in overlap.layout(_real(piece.inputs))]
         whole = key.canonical(
-            [description, values, layout, list(constraints), encoder.known(_shape_env()), list(encoder.groups)]
+            [description, values, layout, list(constraints), encoder.facts(_shape_env()), list(encoder.groups)]
         )
     except CannotTravelError as error:
         raise UncuttableError(error.reason, error.detail) from error

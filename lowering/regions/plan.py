@@ -1,16 +1,24 @@
-"""Which cuts of a graph are worth making, decided on numbers: weights of nodes, digests of intervals, live values.
+"""The tree of module calls behind a graph, and the cuts that are worth making.
 
-Weights count nodes, as the time of lowering grows with them. Equal digests mean that one compile serves both.
+The tree is read from the metadata of nodes: a call is a range of nodes with a name and a class. A subgraph of a
+higher-order operator (a checkpoint, a region that the user marked) counts as a call, too, and its nodes count as the
+weight.
+
+Cuts are decided on numbers: weights of nodes, digests of intervals, live values. Weights count nodes, as the time of
+lowering grows with them. Equal digests mean that one compile serves both.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from fxpool.lowering.regions.calls import Call
+import torch
 
-__all__ = ["LEAST", "repeated", "spread"]
+from fxpool.torch_compat.operators import node_effects, operators
+
+__all__ = ["LEAST", "Call", "repeated", "spread", "tree", "weights_of"]
 
 #: The minimum number of nodes of a piece: a smaller piece cannot win back its cost at run time and in the pool.
 LEAST = 12
@@ -26,6 +34,52 @@ _WORTH = 0.75
 FIXED_ON_CPU, FIXED_ON_GPU = 100, 30
 #: The same if pieces are requested: the user may know of more cores, or of deeper models.
 FIXED_AT_LEAST = 15
+
+#: Higher-order operators with at least this many nodes inside count as calls.
+_LEAST_BODY = 4
+
+
+@dataclasses.dataclass(eq=False)
+class Call:
+    """A module call: the positions of its `first` and `last` node, and the calls in it, in order."""
+
+    name: str
+    first: int
+    last: int
+    children: dict[str, Call] = dataclasses.field(default_factory=dict)
+
+    def in_order(self) -> list[Call]:
+        return sorted(self.children.values(), key=lambda call: call.first)
+
+
+def weights_of(nodes: Sequence[torch.fx.Node]) -> list[int]:
+    """Return the weight of each node in lowering: one, plus the nodes of its subgraphs."""
+    return [1 + _inside(node) for node in nodes]
+
+
+def _inside(node: torch.fx.Node) -> int:
+    if node.op != "call_function" or not operators.is_higher_order(node.target):
+        return 0
+    return sum(sum(weights_of(list(body.graph.nodes))) for body in node_effects.bodies(node))
+
+
+def tree(nodes: Sequence[torch.fx.Node]) -> Call:
+    """Return the root of the calls that `nodes`, in the graph's order, come from."""
+    root = Call("", 0, len(nodes) - 1)
+    for position, (node, weight) in enumerate(zip(nodes, weights_of(nodes), strict=True)):
+        stack = {key: name for key, (name, *_) in (node.meta.get("nn_module_stack") or {}).items()}
+        if weight > _LEAST_BODY:
+            stack[f"operator {node.name}"] = node.name
+        at = root
+        for key, name in stack.items():
+            if key not in at.children:
+                at.children[key] = Call(name, position, position)
+            at = at.children[key]
+            at.last = position
+    return root
+
+
+# ---------------------------------------------------------------- cuts
 
 
 def is_worth_it(whole: int, distinct: Sequence[int], pieces: int, cores: int, fixed: int) -> bool:

@@ -43,7 +43,7 @@ class Encoder(graph_codec.GraphEncoder):
                 self.own[symbol] = sympy.Symbol(f"own{len(self.own)}", **symbol.assumptions0)
         return expr.xreplace(self.own)
 
-    def known(self, env: ShapeEnv | None) -> list[Any]:
+    def facts(self, env: ShapeEnv | None) -> list[Any]:
         """Return the facts of `env` about the symbols so far, for a comparison. Raises CannotTravelError."""
         if env is None or not self.own:
             return []

@@ -48,7 +48,7 @@ class Interval:
 
 
 class TracedGraph:
-    """`nodes` are the computing nodes, in order; `given` are the backend's inputs by placeholder.
+    """`nodes` are the computing nodes, in order; `inputs` are the backend's inputs by placeholder.
 
     Raises UncuttableError: the graph contains something that rules out every cut.
     """
@@ -69,7 +69,7 @@ class TracedGraph:
                 raise UncuttableError("call_module", str(node.target))
             else:
                 self.nodes.append(node)
-        self.given = dict(zip(self.placeholders, inputs, strict=True))
+        self.inputs = dict(zip(self.placeholders, inputs, strict=True))
         self.position = {node: position for position, node in enumerate(self.nodes)}
         self.graph_nodes = frozenset(node for node in self.attributes if self._is_graph(node))
         self._symbols = self._symbols_by_name()
@@ -79,7 +79,7 @@ class TracedGraph:
     @property
     def on_gpu(self) -> bool:
         """Return whether any input is on another device than the CPU."""
-        return any(isinstance(value, torch.Tensor) and value.device.type != "cpu" for value in self.given.values())
+        return any(isinstance(value, torch.Tensor) and value.device.type != "cpu" for value in self.inputs.values())
 
     def attribute(self, node: Node) -> Any:
         """Return the attribute that a ``get_attr`` node names."""

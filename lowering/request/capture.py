@@ -168,9 +168,9 @@ def capture_inner(
 
 
 def capture_program(
-    gm: torch.fx.GraphModule, inputs: Sequence[Any], told: Mapping[str, Any], *, label: str, into: Destination
+    gm: torch.fx.GraphModule, inputs: Sequence[Any], facts: Mapping[str, Any], *, label: str, into: Destination
 ) -> Captured:
-    """Capture an exported program: its graph, its inputs as fake tensors, and further facts, `told`, as plain data.
+    """Capture an exported program: its graph, its inputs as fake tensors, and further plain `facts`.
 
     A worker reads the program from a file (`Captured.read_program`). Errors as `capture`.
     """
@@ -181,7 +181,7 @@ def capture_program(
         level=PACKAGE,
         label=label,
         encoded=encoder.encode(gm),
-        values=[values, key.canonical(dict(told))],
+        values=[values, key.canonical(dict(facts))],
         env=fake_mode.shape_env if fake_mode is not None else None,
         context=None,
         fakes=list(inputs),
@@ -320,11 +320,11 @@ def _finish(traced: _Traced, into: Destination, check: Callable[[], None]) -> Ca
             return parts
 
         captured.make_host_key = lambda: key.GraphKey.of(complete())
-        captured.describe_with_host = lambda made: _described(traced, request, complete(), made)
+        captured.describe_with_host = lambda graph_key: _described(traced, request, complete(), graph_key)
     return captured
 
 
-def _described(traced: _Traced, request: CompileRequest, parts: dict[str, Any], made: GraphKey) -> GraphKey:
+def _described(traced: _Traced, request: CompileRequest, parts: dict[str, Any], graph_key: GraphKey) -> GraphKey:
     """Return a key with the descriptions and details of its parts that an entry stores."""
     from fxpool.codecache.key import key_detail  # for misses
 
@@ -342,7 +342,7 @@ def _described(traced: _Traced, request: CompileRequest, parts: dict[str, Any], 
         constraints=list(traced.constraints),
         covered=covered,
     )
-    return made.described(parts, texts, detail)
+    return graph_key.described(parts, texts, detail)
 
 
 def _dump_shapes(env: ShapeEnv) -> bytes:

@@ -88,18 +88,18 @@ class Checked:
     def __init__(
         self,
         compiled: Callable[..., Any],
-        otherwise: Callable[..., Any],
+        fallback: Callable[..., Any],
         written: Sequence[int],
         expected: Layout,
     ) -> None:
-        self._compiled, self._otherwise = compiled, otherwise
+        self._compiled, self._fallback = compiled, fallback
         self._written, self._expected = tuple(written), expected
         self._seen: tuple[Any, ...] | None = None
 
     def __call__(self, *args: Any) -> Any:
         if self.holds(args):
             return self._compiled(*args)
-        return self._otherwise(*args)
+        return self._fallback(*args)
 
     def holds(self, args: Sequence[Any]) -> bool:
         """Return whether this call's memory has the layout that the graph was compiled for."""

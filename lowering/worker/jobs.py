@@ -54,7 +54,7 @@ def compile_loaded(request: CompileRequest) -> CompileReply:
     if (entry := lookup.present(request)) is not None:
         assert request.store is not None
         reference = Reference(
-            store=request.store, key=entry.key, name=entry.name, seconds=entry.metadata.compile_seconds, found=True
+            store=request.store, key=entry.key, name=entry.name, seconds=entry.metadata.compile_seconds, existing=True
         )
         return CompileReply(reference=reference)
     preload.settle_assembler()
@@ -117,7 +117,7 @@ def _published(artifact: Artifact, request: CompileRequest) -> CompileReply:
         phases=artifact.phases,
         guessed=artifact.guessed,
         times=artifact.times,
-        found=artifact.reused,
+        existing=artifact.reused,
     )
     return CompileReply(reference=reference)
 

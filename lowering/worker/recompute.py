@@ -52,10 +52,10 @@ def recompute_job(payload: bytes) -> bytes:
     if recompiled is None:
         asked = reply.unanswered or "timing products"
         raise CannotReturnError("device_needed", f"recompiling it needs a device for: {asked}")
-    answer = Recomputed(differences=recomputed.differences(question.kept, recompiled))
-    answer.differences |= _code_differences(question.kept, recompiled)
+    answer = Recomputed(differences=recomputed.differences(question.stored, recompiled))
+    answer.differences |= _code_differences(question.stored, recompiled)
     try:
-        if difference := _run_both(request, question.kept, recompiled, question.seed):
+        if difference := _run_both(request, question.stored, recompiled, question.seed):
             answer.differences["outputs"] = difference
     except NoInputsError as error:
         answer.not_run = str(error)

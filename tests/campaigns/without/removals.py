@@ -97,8 +97,8 @@ REMOVALS = (
             "    yield\n    return\n    after = _counted()",
             ["lowering/test_compile_times.py::test_a_miss_and_a_hit_are_told_as_stock_inductor_tells_them"]),
     # There are no workers.
-    Removal(20, "lowering/compiling/remote.py", "    pool = runtime.pool()\n    progress = None",
-            '    raise PoolUnavailableError("removed")\n    progress = None',
+    Removal(20, "lowering/compiling/remote.py", "    pool = runtime.pool()\n    progress = ",
+            '    raise PoolUnavailableError("removed")\n    progress = ',
             ["lowering/fallback/test_failures.py::test_a_killed_worker_costs_a_retry"]),
     # A worker compiles under its own switches, configuration and passes.
     Removal(21, "lowering/worker/compiler.py",

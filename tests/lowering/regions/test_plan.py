@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fxpool.lowering.regions import plan
-from fxpool.lowering.regions.calls import Call
+from fxpool.lowering.regions.plan import Call
 
 
 def call(name: str, first: int, last: int, *children: Call) -> Call:

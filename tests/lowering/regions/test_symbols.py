@@ -38,10 +38,10 @@ def test_names_do_not_matter_and_their_pattern_does() -> None:
 def test_what_is_known_is_compared() -> None:
     env = ShapeEnv()
     a, b, c = _sizes(env, 6, 6, 7)
-    known = [_encoded(one)[1].known(env) for one in (a, b, c)]
+    known = [_encoded(one)[1].facts(env) for one in (a, b, c)]
     assert known[0] == known[1] != known[2], "another value"
     assert a > 3
-    assert _encoded(a)[1].known(env) != _encoded(b)[1].known(env), "a guard"
+    assert _encoded(a)[1].facts(env) != _encoded(b)[1].facts(env), "a guard"
 
 
 def test_guards_on_one_are_guards_on_the_other() -> None:

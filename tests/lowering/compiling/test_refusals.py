@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from fxpool.errors import CannotTravelError
-from fxpool.lowering.compiling import unimportable
+from fxpool.lowering.compiling import refusals
 from fxpool.lowering.core.runtime import runtime
 from fxpool.lowering.worker import compiler
 
@@ -29,68 +29,75 @@ def captured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     importlib.import_module(NAME)
     (tmp_path / "cache").mkdir(0o700)
     yield SimpleNamespace(
+        stays=None,
         request=SimpleNamespace(
+            code=None,
             modules=[NAME],
             libraries=[],
             toolchain_dir=str(tmp_path / "cache"),
             ambient=SimpleNamespace(environment={}),
-        )
+        ),
     )
     del sys.modules[NAME]
     as_another_process()
 
 
 def as_another_process() -> None:
-    runtime.part(unimportable._Unimportable).reset()
+    runtime.part(refusals._Code).reset()
 
 
-def failed(error: str, reason: str = unimportable.REASON) -> CannotTravelError:
+def refuse(captured: Any) -> None:
+    no_store: Any = SimpleNamespace(store=None)
+    refusals.refuse(captured, no_store)
+
+
+def failed(error: str, reason: str = refusals.NOT_IMPORTABLE) -> CannotTravelError:
     return CannotTravelError(reason, f"{NAME}: {error}")
 
 
 def test_it_is_refused_here_and_in_other_processes(captured: Any) -> None:
-    unimportable.refuse(captured)
-    unimportable.remember(captured, failed("KeyError: 'HERE_ONLY'"))
+    refuse(captured)
+    refusals.remember_code(captured, failed("KeyError: 'HERE_ONLY'"))
     for _ in range(2):
         with pytest.raises(CannotTravelError, match="HERE_ONLY"):
-            unimportable.refuse(captured)
+            refuse(captured)
         as_another_process()
 
 
 def test_another_module_is_not(captured: Any) -> None:
-    unimportable.remember(captured, failed("KeyError: 'HERE_ONLY'"))
+    refusals.remember_code(captured, failed("KeyError: 'HERE_ONLY'"))
     captured.request.modules = ["another"]
-    unimportable.refuse(captured)
+    refuse(captured)
 
 
 def test_other_reasons_are_not_kept(captured: Any) -> None:
-    unimportable.remember(captured, failed("differs", reason="code_differs"))
-    unimportable.refuse(captured)
+    refusals.remember_code(captured, failed("differs", reason="code_differs"))
+    refuse(captured)
 
 
 @pytest.mark.parametrize("way", ["an edit", "an hour"])
 def test_other_processes_try_again_after(way: str, captured: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    unimportable.remember(captured, failed("KeyError: 'HERE_ONLY'"))
+    refusals.remember_code(captured, failed("KeyError: 'HERE_ONLY'"))
     with pytest.raises(CannotTravelError):
-        unimportable.refuse(captured)
+        refuse(captured)
     as_another_process()
     if way == "an edit":
         Path(captured.request.toolchain_dir, "..", f"{NAME}.py").write_text("# edited")
     if way == "an hour":
         now = time.time()
         monkeypatch.setattr(time, "time", lambda: now + 3601)
-    unimportable.refuse(captured)
+    refuse(captured)
 
 
 def test_a_removed_directory_is_no_error(captured: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
-    unimportable.refuse(captured)
-    unimportable.remember(captured, failed("KeyError: 'HERE_ONLY'"))
+    refuse(captured)
+    refusals.remember_code(captured, failed("KeyError: 'HERE_ONLY'"))
     as_another_process()
     with pytest.raises(CannotTravelError):
-        unimportable.refuse(captured)
+        refuse(captured)
 
 
 def test_short_memory_says_nothing_about_a_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
