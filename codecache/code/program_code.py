@@ -239,7 +239,9 @@ class SentCode:
         """Return the name of configured code that differs from `digests`, this process's, or ""."""
         return next((name for name, digest in sorted(self.configured.items()) if digests.get(name) != digest), "")
 
-    def difference(self, answers: FactCache | None = None, *, imported: bool = True) -> tuple[str, list[OperatorOverride]]:
+    def difference(
+        self, answers: FactCache | None = None, *, imported: bool = True
+    ) -> tuple[str, list[OperatorOverride]]:
         """Compare with this process: return the name of code that differs (or ""), and the operators that differ.
 
         These operators have different registrations here. A compile that uses none of them has the same result.

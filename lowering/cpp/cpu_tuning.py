@@ -109,7 +109,12 @@ class CpuTimes:
     def _note(self, selection: Selection, times: dict[str, float]) -> None:
         best = min(selection.candidates, key=lambda one: times.get(one, math.inf))
         taken = times.get(best, math.inf)
-        row = [f"{selection.operation} on the CPU", len(selection.candidates), best, taken if math.isfinite(taken) else None]
+        row = [
+            f"{selection.operation} on the CPU",
+            len(selection.candidates),
+            best,
+            taken if math.isfinite(taken) else None,
+        ]
         if row not in self.record:
             self.record.append(row)
 

@@ -116,7 +116,7 @@ class _Compile:
         with (
             contextlib.closing(BuiltLinking(directory)) as self._building,
             toolchain.failures_explained(directory),
-            host_facts.known(directory, claims=self._claims) as self._claimed,
+            host_facts.answering(directory, claims=self._claims) as self._claimed,
             inductors_builds(directory),
             source_builds.kept_in(request.store, directory),
             cpu_tuning.tuned(directory, lambda: ambient.shaping(request.ambient)) as self._tuned,
@@ -287,7 +287,10 @@ def _not_imported(detail: str, cause: Exception) -> CannotTravelError:
 
 
 def load_code(
-    modules: Sequence[str], libraries: Sequence[str], code: SentCode | None, answers: probe_cache.FactCache | None = None
+    modules: Sequence[str],
+    libraries: Sequence[str],
+    code: SentCode | None,
+    answers: probe_cache.FactCache | None = None,
 ) -> Sequence[OperatorOverride]:
     """Import the modules and load the libraries that register a graph's operators.
 
