@@ -14,7 +14,7 @@ from typing import Any
 from fxpool import forks
 
 __all__ = [
-    "KEPT_GRAPHS", "NUMBERS", "add_seconds", "count", "hit_rate", "lookups", "record_graph", "reset", "snapshot",
+    "KEPT_GRAPHS", "NUMBERS", "add_seconds", "count", "record_graph", "reset", "snapshot",
 ]  # fmt: skip
 
 KEPT_GRAPHS = 1000  # a record is under 1 KB; limits the memory of a sweep over many models
@@ -103,16 +103,6 @@ def snapshot(*, graphs: bool = True) -> dict[str, Any]:
         if graphs:
             result["graphs"] = [dict(record) for record in _graphs]
         return result
-
-
-def lookups(counts: Mapping[str, Any]) -> int:
-    """Return how many graphs were looked up."""
-    return int(counts["hits"] + counts["misses"] + counts["guard_misses"])
-
-
-def hit_rate(counts: Mapping[str, Any]) -> float | None:
-    """Return the part of lookups that were hits; None without lookups."""
-    return counts["hits"] / lookups(counts) if lookups(counts) else None
 
 
 def reset() -> None:

@@ -6,12 +6,15 @@ import math
 import re
 import time
 from collections.abc import Mapping
+from typing import Any
 
 __all__ = [
     "DURATION_EXPECTED",
     "ago",
     "counted",
     "digits",
+    "hit_rate",
+    "lookups",
     "moment",
     "one_line",
     "parse_duration",
@@ -104,6 +107,16 @@ def ago(when: float) -> str:
 def moment(when: float) -> str:
     """Format a Unix time as local date and time."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(when))
+
+
+def lookups(counts: Mapping[str, Any]) -> int:
+    """Return how many graphs were looked up."""
+    return int(counts["hits"] + counts["misses"] + counts["guard_misses"])
+
+
+def hit_rate(counts: Mapping[str, Any]) -> float | None:
+    """Return the part of lookups that were hits; None without lookups."""
+    return counts["hits"] / lookups(counts) if lookups(counts) else None
 
 
 def one_line(text: str) -> str:

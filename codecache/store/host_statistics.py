@@ -23,7 +23,7 @@ from typing import Any
 
 import msgspec
 
-from fxpool import counters, directories
+from fxpool import counters, directories, quantities
 from fxpool.codecache.store.blobs import UnsafeFileError, read_stored, write_private
 from fxpool.errors import StoreError
 
@@ -85,7 +85,7 @@ class Totals(msgspec.Struct, kw_only=True, omit_defaults=True):
     @property
     def hit_rate(self) -> float | None:
         """The part of lookups that were hits; None without lookups."""
-        return counters.hit_rate(self.plain())
+        return quantities.hit_rate(self.plain())
 
     def is_empty(self) -> bool:
         """Return whether all counters are zero."""

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from fxpool import counters, quantities
+from fxpool import quantities
 from fxpool.results import markup
 
 __all__ = ["ShownGraphs", "ShownStats"]
@@ -98,7 +98,7 @@ class ShownGraphs(list[Any]):
 
 def _lookups(counts: Mapping[str, Any]) -> str:
     """Format as ``12 hits of 15 graphs (80 %), 3 misses``."""
-    graphs, fraction = counters.lookups(counts), counters.hit_rate(counts)
+    graphs, fraction = quantities.lookups(counts), quantities.hit_rate(counts)
     rate = f" ({quantities.percent(fraction)})" if fraction is not None else ""
     parts = [f"{quantities.counted(counts['hits'], 'hit')} of {quantities.counted(graphs, 'graph')}{rate}"]
     parts += [quantities.counted(counts["misses"], "miss", "misses")] if counts["misses"] else []
