@@ -30,7 +30,7 @@ from fxpool.torch_compat.operators import (
     operators,
     registrations,
 )
-from fxpool.torch_compat.operators.otherwise import Otherwise
+from fxpool.torch_compat.operators.otherwise import OperatorOverride
 
 __all__ = ["Covered", "ProgramCode", "SentCode", "is_of_any_graph", "is_registered", "of"]
 
@@ -217,7 +217,7 @@ class SentCode:
         """Return the name of configured code that differs from `here`, this process's digests, or ""."""
         return next((name for name, digest in sorted(self.configured.items()) if here.get(name) != digest), "")
 
-    def difference(self, answers: Kept | None = None, *, imported: bool = True) -> tuple[str, list[Otherwise]]:
+    def difference(self, answers: Kept | None = None, *, imported: bool = True) -> tuple[str, list[OperatorOverride]]:
         """Compare with this process: return the name of code that differs (or ""), and the operators that differ.
 
         These operators have different registrations here. A compile that uses none of them has the same result.
@@ -235,7 +235,7 @@ class SentCode:
             return error.part, []
         except (ImportError, AttributeError, KeyError) as error:
             return f"{type(error).__name__}: {error}", []
-        differing: list[Otherwise] = []
+        differing: list[OperatorOverride] = []
         for name in sorted(self.digests.keys() | here.keys()):
             if self.digests.get(name) == here.get(name):
                 continue

@@ -263,7 +263,7 @@ class GraphEncoder:
 
     def _kernel(self, node: torch.fx.Node) -> list[Any]:
         """Return a kernel's row, with a digest: the module may define another kernel when a worker imports it."""
-        place = user_kernels.place(node)
+        place = user_kernels.kernel_index(node)
         if place not in self._kernels:
             kernel = user_kernels.describe(node)
             self.dependencies[f"kernel:{kernel.module}:{kernel.name}"] = kernel.function

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.abc
 import importlib.machinery
 import sys
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from typing import Any
 
-__all__ = ["Patches", "patched", "triton_driver", "when_imported"]
+__all__ = ["Patches", "cached_functions", "clear_caches", "patched", "patched_item", "triton_driver", "when_imported"]
 
 _ABSENT = object()
+_CACHED = type(functools.cache(lambda: None))
 
 
 class Patches:
@@ -22,7 +24,7 @@ class Patches:
     """
 
     def __init__(self) -> None:
-        self._originals: list[tuple[Any, str, Any]] = []
+        self._originals: list[tuple[Any, Any, Any]] = []  # (object, attribute) or (dictionary, key)
 
     def __len__(self) -> int:
         return len(self._originals)
@@ -35,11 +37,21 @@ class Patches:
         self._originals.append((owner, name, original))
         setattr(owner, name, value)
 
+    def replace_item(self, table: MutableMapping[Any, Any], key: Any, value: Any) -> None:
+        """Replace the entry of a dictionary, or add it."""
+        self._originals.append((table, key, table.get(key, _ABSENT)))
+        table[key] = value
+
     def restore(self, count: int = 0) -> None:
         """Restore all originals but those of the first `count` replacements."""
         while len(self) > count:
             owner, name, original = self._originals.pop()
-            if original is _ABSENT:
+            if isinstance(owner, MutableMapping):
+                if original is _ABSENT:
+                    owner.pop(name, None)
+                else:
+                    owner[name] = original
+            elif original is _ABSENT:
                 delattr(owner, name)
             else:
                 setattr(owner, name, original)
@@ -64,12 +76,39 @@ def patched(owner: Any, name: str, value: Any, *, create: bool = False) -> conte
 
 
 @contextlib.contextmanager
+def patched_item(table: MutableMapping[Any, Any], key: Any, value: Any) -> Iterator[None]:
+    """Replace the entry of a dictionary, or add it, and restore the original on leaving."""
+    patches = Patches()
+    patches.replace_item(table, key, value)
+    try:
+        yield
+    finally:
+        patches.restore()
+
+
+@contextlib.contextmanager
 def triton_driver(driver: Any) -> Iterator[None]:
     """Give Triton this driver in the ``with`` block. Triton then does not build or load another one."""
     from triton.runtime import driver as active
 
     with patched(active, "_active", driver):
         yield
+
+
+def cached_functions(name: str) -> list[Any]:
+    """Return the functions of an imported module, and methods of its classes, that cache their results."""
+    module, functions = sys.modules.get(name), list[Any]()
+    for value in [*vars(module).values()] if module is not None else ():
+        if getattr(value, "__module__", None) == name:
+            members = vars(value).values() if isinstance(value, type) else ()
+            functions += [value, *(getattr(member, "__func__", member) for member in members)]
+    return [function for function in functions if isinstance(function, _CACHED)]
+
+
+def clear_caches(name: str) -> None:
+    """Clear the caches of a module's functions."""
+    for function in cached_functions(name):
+        function.cache_clear()
 
 
 def when_imported(name: str, call: Callable[[types.ModuleType], None]) -> None:

@@ -36,7 +36,7 @@ class Version:
 
     call: Callable[..., Any]
     guards: Sequence[Any] = ()
-    places: dict[str, shape_env.Place] = dataclasses.field(default_factory=dict)
+    places: dict[str, shape_env.Location] = dataclasses.field(default_factory=dict)
     stage: int = 0
     seen: set[tuple[Any, ...]] = dataclasses.field(default_factory=set)
 

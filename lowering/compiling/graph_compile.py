@@ -174,7 +174,7 @@ class GraphCompile:
     def _load_result(self, result: Result) -> Any | None:
         """Load a worker's result; None if it was compiled for another process, and cannot be loaded."""
         store, entry = self.attempt.store, result.entry
-        with contextlib.nullcontext() if result.for_others else compile_times.told(result.times):
+        with contextlib.nullcontext() if result.for_others else compile_times.merged(result.times):
             if entry is None or store is None:
                 assert result.artifact is not None
                 loaded = self.load(parts_of_artifact(result.artifact))

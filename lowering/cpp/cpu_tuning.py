@@ -31,7 +31,7 @@ from fxpool.codecache.store import blobs
 from fxpool.errors import FxpoolError, StoreError
 from fxpool.pool import current_job
 from fxpool.torch_compat.cpp import timed_choices
-from fxpool.torch_compat.cpp.timed_choices import Asked
+from fxpool.torch_compat.cpp.timed_choices import Selection
 
 __all__ = ["CpuTimes", "tuned"]
 
@@ -63,7 +63,7 @@ class CpuTimes:
             self._surroundings(),
         ]
 
-    def find(self, asked: Asked) -> dict[str, float] | None:
+    def find(self, asked: Selection) -> dict[str, float] | None:
         """See `timed_choices.Times`."""
         known = self._kept(asked)
         if not known.keys() >= set(asked.candidates):
@@ -72,7 +72,7 @@ class CpuTimes:
         return known
 
     @contextlib.contextmanager
-    def alone(self, asked: Asked) -> Iterator[None]:
+    def alone(self, asked: Selection) -> Iterator[None]:
         """See `timed_choices.Times`. After `_PATIENCE`, times without exclusive use rather than failing."""
         job = current_job()
         with contextlib.ExitStack() as stack:
@@ -83,7 +83,7 @@ class CpuTimes:
                 log.warning("timing %s while other processes may be measuring: %s", asked.operation, error)
             yield
 
-    def keep(self, asked: Asked, times: dict[str, float]) -> None:
+    def keep(self, asked: Selection, times: dict[str, float]) -> None:
         """See `timed_choices.Times`. Never raises: after a failure, the product is timed again."""
         self._note(asked, times)
         if self._tools is None or not any(map(math.isfinite, times.values())):
@@ -93,7 +93,7 @@ class CpuTimes:
         except StoreError as error:
             log.warning("could not store a timing, the next process will time %s again: %s", asked.operation, error)
 
-    def _kept(self, asked: Asked) -> dict[str, float]:
+    def _kept(self, asked: Selection) -> dict[str, float]:
         if self._tools is None:
             return {}
         try:
@@ -101,12 +101,12 @@ class CpuTimes:
         except (OSError, StoreError, msgspec.DecodeError):
             return {}
 
-    def _path(self, asked: Asked) -> str:
+    def _path(self, asked: Selection) -> str:
         assert self._tools is not None
         digest = hashlib.sha256(canonical([self._about, asked.identity()])).hexdigest()
         return os.path.join(self._tools, "measured", digest[:32])
 
-    def _note(self, asked: Asked, times: dict[str, float]) -> None:
+    def _note(self, asked: Selection, times: dict[str, float]) -> None:
         best = min(asked.candidates, key=lambda one: times.get(one, math.inf))
         taken = times.get(best, math.inf)
         row = [f"{asked.operation} on the CPU", len(asked.candidates), best, taken if math.isfinite(taken) else None]

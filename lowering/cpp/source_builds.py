@@ -89,4 +89,4 @@ def kept_in(store: str | None, toolchain_dir: str | None) -> contextlib.Abstract
     except StoreError as error:
         log.warning("building sources without a store: %s", error)
         return contextlib.nullcontext()
-    return source_compilers.kept(builds, time.perf_counter)
+    return source_compilers.reusing_builds(builds, time.perf_counter)

@@ -98,7 +98,7 @@ class Tuning:
         self._note(question, times)
         return times
 
-    def known(self, question: TimingQuestion) -> bool:
+    def is_known(self, question: TimingQuestion) -> bool:
         """See `autotuning.Measure`."""
         return self._kept(question) is not None
 
@@ -107,7 +107,7 @@ class Tuning:
         return [known[one] for one in question.candidates()] if known.keys() >= set(question.candidates()) else None
 
     def _all_kept(self, question: TimingQuestion) -> dict[str, float]:
-        data = benchmark_cache.kept(self._tools, self._facts, self._asked(question))
+        data = benchmark_cache.find(self._tools, self._facts, self._asked(question))
         try:
             return msgspec.msgpack.decode(data, type=dict[str, float]) if data is not None else {}
         except msgspec.DecodeError:

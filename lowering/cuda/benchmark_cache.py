@@ -59,11 +59,13 @@ class KnownAnswers:
     """Answers about one kind of device: from the request, from the facts stored under `toolchain_dir`, and from `ask`,
     which is no longer called once it gives no answer."""
 
-    def __init__(self, facts: DeviceFacts, known: Measured, toolchain_dir: str | None, ask: Ask | None = None) -> None:
+    def __init__(
+        self, facts: DeviceFacts, answers: Measured, toolchain_dir: str | None, ask: Ask | None = None
+    ) -> None:
         self._facts, self._tools, self._ask = facts, toolchain_dir, ask
-        self._known = dict(known)
+        self._known = dict(answers)
         #: Questions of this compile, with their answers.
-        self.given: dict[PaddingQuestion, bool] = {}
+        self.answered: dict[PaddingQuestion, bool] = {}
 
     def __call__(self, question: PaddingQuestion) -> bool | None:
         answer = self._known.get(question)
@@ -77,12 +79,12 @@ class KnownAnswers:
             else:
                 self._known[question] = answer
         if answer is not None:
-            self.given[question] = answer
+            self.answered[question] = answer
         return answer
 
     def record(self) -> list[Any]:
         """Return the answers, for people who look at the entry."""
-        return msgspec.to_builtins(list(self.given.items()))
+        return msgspec.to_builtins(list(self.answered.items()))
 
 
 def answer(question: bytes, facts: DeviceFacts, index: int, toolchain_dir: str | None) -> bytes:
@@ -127,32 +129,32 @@ def alone_on(index: int, root: str | None = None) -> Iterator[None]:
         yield
 
 
-def _path(toolchain_dir: str, facts: DeviceFacts, asked: Any) -> str:
+def _path(toolchain_dir: str, facts: DeviceFacts, question: Any) -> str:
     version: Any = torch.version
-    about = [facts.described(), str(torch.__version__), version.git_version, msgspec.to_builtins(asked)]
+    about = [facts.described(), str(torch.__version__), version.git_version, msgspec.to_builtins(question)]
     return os.path.join(toolchain_dir, "measured", hashlib.sha256(repr(about).encode()).hexdigest()[:32])
 
 
-def kept(toolchain_dir: str | None, facts: DeviceFacts, asked: Any) -> bytes | None:
-    """Return the stored answer to `asked` (plain data) for this kind of device, or None."""
+def find(toolchain_dir: str | None, facts: DeviceFacts, question: Any) -> bytes | None:
+    """Return the stored answer to `question` (plain data) for this kind of device, or None."""
     if toolchain_dir is None:
         return None
     try:
-        return blobs.read_stored(_path(toolchain_dir, facts, asked))[0]
+        return blobs.read_stored(_path(toolchain_dir, facts, question))[0]
     except (OSError, StoreError):
         return None
 
 
-def keep(toolchain_dir: str | None, facts: DeviceFacts, asked: Any, answer: bytes) -> None:
+def keep(toolchain_dir: str | None, facts: DeviceFacts, question: Any, answer: bytes) -> None:
     """Store an answer. Never raises: after a failure, it is measured again."""
     if toolchain_dir is None:
         return
     try:
-        blobs.write_private(_path(toolchain_dir, facts, asked), answer)
+        blobs.write_private(_path(toolchain_dir, facts, question), answer)
     except StoreError as error:
         log.warning("could not store a measurement, the next process will measure again: %s", error)
 
 
 def _kept(toolchain_dir: str | None, facts: DeviceFacts, question: PaddingQuestion) -> bool | None:
-    content = kept(toolchain_dir, facts, question)
+    content = find(toolchain_dir, facts, question)
     return _ANSWERS.get(content) if content is not None else None

@@ -34,14 +34,16 @@ _ENCODER = msgspec.msgpack.Encoder(order="deterministic")
 
 
 class Candidate(msgspec.Struct, array_like=True, frozen=True):
-    """One configuration of a kernel. `code` defines ``launch`` and ``run``; `shared` is in bytes, `told` has its block
-    sizes by name, for people."""
+    """One configuration of a kernel.
+
+    `code` defines ``launch`` and ``run``; `shared` is in bytes, `report` has its block sizes by name, for people.
+    """
 
     binary: bytes
     symbol: str
     shared: int
     code: str
-    told: dict[str, Any]
+    report: dict[str, Any]
 
 
 class Kernel(msgspec.Struct, array_like=True, frozen=True):
@@ -189,27 +191,27 @@ def _kernel(name: str, compiled: triton_compile.Compiled) -> Kernel:
         compiled.zeroed,
         compiled.optimize_memory,
         compiled.spill_limit,
-        [_candidate(one, compiled.told) for one in compiled.candidates],
+        [_candidate(one, compiled.report) for one in compiled.candidates],
     )
 
 
-def _candidate(one: triton_compile.Candidate, told: dict[str, Any]) -> Candidate:
-    values = ",".join(f"{name}={value}" for name, value in one.values.items())
-    told = {**told, "num_warps": one.warps, "num_stages": one.stages, "kernel_kwargs": values}
-    return Candidate(one.binary, one.symbol, one.shared, _code(one), told)
+def _candidate(candidate: triton_compile.Candidate, report: dict[str, Any]) -> Candidate:
+    values = ",".join(f"{name}={value}" for name, value in candidate.values.items())
+    report = {**report, "num_warps": candidate.warps, "num_stages": candidate.stages, "kernel_kwargs": values}
+    return Candidate(candidate.binary, candidate.symbol, candidate.shared, _code(candidate), report)
 
 
-def _code(one: triton_compile.Candidate) -> str:
+def _code(candidate: triton_compile.Candidate) -> str:
     """Return code of ``launch``, and of ``run``, which reports to profilers and debug modes first if any are active.
 
     Names with an underscore are added to its namespace when the binary is loaded.
     """
-    parameters = "".join(f"{name}, " for name in one.parameters)
-    arguments = "".join(f"{name}, " for name in one.arguments)
-    x, y, z = one.grid
+    parameters = "".join(f"{name}, " for name in candidate.parameters)
+    arguments = "".join(f"{name}, " for name in candidate.arguments)
+    sizes = ", ".join((*candidate.grid, str(candidate.warps), str(candidate.shared)))
     launch = [
-        *one.prefix,
-        f"_launch(_function, {x}, {y}, {z}, {one.warps}, {one.shared}, {one.types!r}, ({arguments}), stream)",
+        *candidate.prefix,
+        f"_launch(_function, {sizes}, {candidate.types!r}, ({arguments}), stream)",
     ]
     run = [
         "if _profiler._is_profiler_enabled or _debug_mode() is not None:",

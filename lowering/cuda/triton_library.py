@@ -104,7 +104,7 @@ class LaunchedKernel:
             try:
                 loaded[number] = _LoadedCandidate(candidate, self._kernel.parameters, device)
             except RuntimeError as error:
-                log.info("cannot load candidate %s of %s: %s", candidate.told, self._kernel.name, error)
+                log.info("cannot load candidate %s of %s: %s", candidate.report, self._kernel.name, error)
         return loaded
 
     def _compiled_here(self) -> Callable[..., Any]:
@@ -163,7 +163,7 @@ class _LoadedCandidate:
             "_debug_mode": triton_launch.debug_mode,
             "_observed": triton_launch.observed,
             "_names": parameters,
-            "_told": candidate.told,
+            "_told": candidate.report,
         }
         exec(compile(candidate.code, f"<launch of {candidate.symbol}>", "exec"), space)
         self.launch: Callable[..., None] = space["launch"]

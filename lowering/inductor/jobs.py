@@ -50,8 +50,8 @@ def run_graph(payload: bytes) -> bytes:
     hooks.take_in_worker(KernelPool(send), 1 + job.slots_free())
     with ambient.entered(graph_job.state), contextlib.ExitStack() as stack:
         toolchain.settle(graph_job.toolchain_dir)
-        if graph_job.known is not None:
-            stack.enter_context(instruction_sets.instruction_sets_known(graph_job.known))
+        if graph_job.usable_sets is not None:
+            stack.enter_context(instruction_sets.instruction_sets_known(graph_job.usable_sets))
         if graph_job.sees:
             preload.forget_devices()  # as in `devices.answered`
         stack.enter_context(devices.unseen(graph_job.devices, graph_job.current, graph_job.toolchain_dir))

@@ -104,7 +104,7 @@ def to_pool(
     return runtime.pool().submit(function, payload, job_place.spec(label, environment, modules, libraries))
 
 
-def _step_down(error: FxpoolError, *, otherwise: str = "is compiled in this process") -> None:
+def _step_down(error: FxpoolError, *, instead: str = "is compiled in this process") -> None:
     """Count a job that the pool cannot do, and warn once per reason. Raises `error` under ``strict``, and if the job
     killed its workers: it would kill this process, too."""
     if config.current().strict or isinstance(error, DEADLY):
@@ -117,12 +117,12 @@ def _step_down(error: FxpoolError, *, otherwise: str = "is compiled in this proc
     counters.count("fallbacks", counted)
     why = error.detail if isinstance(error, CannotTravelError) and error.detail else error.message
     if isinstance(error, (PoolUnavailableError, ProtocolError)):
-        switched_off.say_without_pool(error, f"code from Inductor {otherwise}")
+        switched_off.say_without_pool(error, f"code from Inductor {instead}")
     else:
         notices.once(
-            counted, f"not compiled by a worker: it {otherwise} (reported once, counted as {counted!r}): {_line(why)}"
+            counted, f"not compiled by a worker: it {instead} (reported once, counted as {counted!r}): {_line(why)}"
         )
-    log.info("%s (%s): %s", otherwise, counted, error)
+    log.info("%s (%s): %s", instead, counted, error)
 
 
 def _line(text: str) -> str:
@@ -162,32 +162,32 @@ class KernelPool:
             return future
         call = pickle.dumps(functools.partial(function, *args, **kwargs), pickle.HIGHEST_PROTOCOL)
         unseen = hooks.compiles_only(function)
-        here = functools.partial(contextvars.copy_context().run, self._call, call, future)
+        run_locally = functools.partial(contextvars.copy_context().run, self._call, call, future)
         try:
             job = KernelJob(call=call, configuration=configs.capture(), unseen=unseen)
             sent = self._send(KERNEL_JOB, pickle.dumps(job), _kernel_name(args), unseen=unseen)
         except PoolError as error:
-            self._without_pool(error, here, future)
+            self._without_pool(error, run_locally, future)
         else:
             counters.count("borrowed", "triton")
-            sent.add_done_callback(functools.partial(self._take, here, future))
+            sent.add_done_callback(functools.partial(self._take, run_locally, future))
         return future
 
-    def _take(self, here: Callable[[], None], future: Future[Any], sent: Sent) -> None:
+    def _take(self, run_locally: Callable[[], None], future: Future[Any], sent: Sent) -> None:
         try:
             future.set_result(_value(sent.result()))
         except PoolError as error:
-            self._without_pool(error, here, future)
+            self._without_pool(error, run_locally, future)
         except BaseException as error:
             future.set_exception(error)
 
-    def _without_pool(self, error: PoolError, here: Callable[[], None], future: Future[Any]) -> None:
+    def _without_pool(self, error: PoolError, run_locally: Callable[[], None], future: Future[Any]) -> None:
         """Run the job in this process: in a thread, because some callers wait for a callback of the future."""
         try:
             if runtime.part(Interpreter).ending.is_set():
                 raise error  # the result is no longer needed
             _step_down(error)
-            threading.Thread(target=here, name="fxpool-borrowed", daemon=True).start()
+            threading.Thread(target=run_locally, name="fxpool-borrowed", daemon=True).start()
         except BaseException as refused:
             future.set_exception(refused)
 
@@ -244,7 +244,7 @@ class GraphPool:
         def without_pool(error: FxpoolError) -> None:
             try:
                 if not runtime.part(Interpreter).ending.is_set():
-                    _step_down(error, otherwise="keeps running as it is")
+                    _step_down(error, instead="keeps running as it is")
             except FxpoolError as refused:
                 if config.current().strict:
                     future.set_exception(refused)
@@ -290,14 +290,14 @@ class GraphPool:
             raise CannotTravelError("code_unknown", error.part) from error
         facts = visible_devices(toolchain_dir) if not seen else ()
         # Probing takes a second in each process, so the worker gets this process's result.
-        known = instruction_sets.usable_instruction_sets() if instruction_sets.was_probed() else None
+        usable_sets = instruction_sets.usable_instruction_sets() if instruction_sets.was_probed() else None
         job = GraphJob(
             graph=graph,
             modules=modules,
             libraries=libraries,
             code=code,
             state=state,
-            known=known,
+            usable_sets=usable_sets,
             devices=facts,
             current=current_device() if facts else 0,
             sees=seen,
@@ -329,9 +329,9 @@ class KernelJob:
 class GraphJob:
     """`graph` is Inductor's pickle. `modules` and `libraries` register its operators, `code` is the program's code.
 
-    `known` are the instruction sets that the sender has found usable, None if it has not probed. `devices` are those
-    that a worker answers for instead of seeing them, `current` is the index of the current device. `sees`: the worker
-    sees the devices, because only they can answer.
+    `usable_sets` are the instruction sets that the sender can use, None if it has not probed. `devices` are those that
+    a worker answers for instead of seeing them, `current` is the index of the current device. `sees`: the worker sees
+    the devices, because only they can answer.
     """
 
     graph: bytes
@@ -339,7 +339,7 @@ class GraphJob:
     libraries: Sequence[str]
     code: SentCode
     state: AmbientState
-    known: Sequence[InstructionSet] | None
+    usable_sets: Sequence[InstructionSet] | None
     devices: Sequence[DeviceFacts]
     current: int
     sees: bool

@@ -276,7 +276,7 @@ def _finish(traced: _Traced, into: Destination, check: Callable[[], None]) -> Ca
         visible=placed.visible() if placed.needed else None,
         timing=placed.names() if placed.facts else None,
         group_sizes=tuple(encoded.groups.values()),
-        debug_files=debug_files.asked(),
+        debug_files=debug_files.requested(),
         logs=log_state.wanted(),
     )
     captured = Captured(

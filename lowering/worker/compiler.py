@@ -45,7 +45,7 @@ from fxpool.torch_compat.inductor import aot, inner, output_code
 from fxpool.torch_compat.inductor.output_code import repro_text_marked
 from fxpool.torch_compat.operators import operators, otherwise
 from fxpool.torch_compat.operators.by_value import NotBroughtError
-from fxpool.torch_compat.operators.otherwise import Otherwise
+from fxpool.torch_compat.operators.otherwise import OperatorOverride
 from fxpool.torch_compat.state import configs
 from fxpool.torch_compat.triton import triton_compile
 
@@ -84,95 +84,144 @@ class _NotAsClaimed(Exception):
     """The compiler rejected kernels for the instruction sets that the CPU claims."""
 
 
+class _Compile:
+    """One compile of a request: its kernels and libraries, and the time that it took so far.
+
+    The request's state has to be in force: it names the compilers, and decides which kernels are collected.
+    """
+
+    def __init__(self, request: CompileRequest, jobs: KernelJobs) -> None:
+        self._request, self._started = request, time.perf_counter()
+        self._claims = not jobs.patient
+        self.cpp = kernels.Linking(
+            jobs.submit,
+            units=jobs.units,
+            toolchain_dir=request.toolchain_dir,
+            patient=jobs.patient,
+            stored=_kernel_files(request, cpp=True),
+        )
+        self._triton = TritonLinking(
+            jobs.submit if jobs.apart and triton_compile.may_collect() else None,
+            jobs.units,
+            _kernel_files(request, cpp=False) if jobs.apart else None,
+        )
+
+    def seconds(self) -> float:
+        return time.perf_counter() - self._started
+
+    @contextlib.contextmanager
+    def tools(self) -> Iterator[None]:
+        """Use the host's tools, and its facts about them, in the ``with`` block."""
+        request, directory = self._request, self._request.toolchain_dir
+        with (
+            contextlib.closing(BuiltLinking(directory)) as self._building,
+            toolchain.failures_explained(directory),
+            host_facts.known(directory, claims=self._claims) as self._claimed,
+            inductors_builds(directory),
+            source_builds.kept_in(request.store, directory),
+            cpu_tuning.tuned(directory, lambda: ambient.shaping(request.ambient)) as self._tuned,
+        ):
+            yield
+
+    @contextlib.contextmanager
+    def lowering(self) -> Iterator[list[str]]:
+        """Collect the kernels that are generated in the block.
+
+        A pass that asks Dynamo to trace again ends the block: the list that is yielded has the sources to specialize.
+        """
+        sources: list[str] = []
+        try:
+            with (
+                commands.collecting(self.cpp.take, self.cpp.begin),
+                self._building.collecting(),
+                self._triton.collecting(),
+                repro_text_marked(),
+            ):
+                yield sources
+        except Exception as error:
+            sources.extend(tracing.restart_request(error) or ())
+            if not sources:
+                raise
+
+    def restart(self, sources: list[str]) -> Artifact:
+        """Return an artifact without code: the next process with this graph traces again at once."""
+        return Artifact(level=self._request.level, result=b"", effects=Effects(restart=sources), seconds=self.seconds())
+
+    def artifact(
+        self,
+        output: _Result | _Output,
+        indices: Sequence[int],
+        context: tracing.TracingContext | None,
+        env: shape_env.ShapeEnv | None,
+    ) -> Artifact:
+        """Link and pack the output of a compile for the devices `indices`. Errors as `compile_request`."""
+        request = self._request
+        triton = self._triton.part()
+        output.link(_name(request), Names(self.cpp.names, triton, self._building.names), indices)
+        result, recorded = output.pack(context)
+        guards = effects.encoded_guards(env, set(request.symbols)) if env is not None else []
+        try:
+            library = self.cpp.library()
+        except kernels.CppCompileError as error:
+            if self._claimed:
+                raise _NotAsClaimed from error
+            raise
+        built = self._building.libraries()
+        unlisted = self.cpp.unlisted | self._building.unlisted
+        unkept = _why_unkept(request, library is not None or bool(built), unlisted)
+        # A graph has to take long enough for its kernels to be stored (`cache_min_seconds`).
+        if not unkept and (request.bounds is None or self.seconds() >= request.bounds.min_seconds):
+            self.cpp.keep()
+            self._triton.keep()
+        return Artifact(
+            level=request.level,
+            result=result,
+            library=library,
+            triton=triton.encoded(),
+            built=built,
+            guards=guards,
+            effects=recorded,
+            decisions=Decisions(tuned=self._tuned.record),
+            seconds=self.seconds(),
+            unkept=unkept,
+        )
+
+
 def _compile(
     request: CompileRequest,
     jobs: KernelJobs,
     phase: Callable[[str], None],
-    others: Sequence[Otherwise],
+    others: Sequence[OperatorOverride],
     *,
     look_up: bool = True,
 ) -> Artifact:
-    started = time.perf_counter()
     env = shape_env.load(request.shapes, request.hints) if request.shapes is not None else shape_env.ShapeEnv()
     fake_mode = tensors.new_fake_mode(env)
-    linking = kernels.Linking(
-        jobs.submit,
-        units=jobs.units,
-        toolchain_dir=request.toolchain_dir,
-        patient=jobs.patient,
-        stored=_kernel_files(request, cpp=True),
-    )
-    with (
-        contextlib.closing(BuiltLinking(request.toolchain_dir)) as building,
-        ambient.entered(request.ambient),
-        log_state.entered(request.logs),
-        toolchain.failures_explained(request.toolchain_dir),  # inside: the configuration names the compilers to try
-        host_facts.known(request.toolchain_dir, claims=not jobs.patient) as claimed,
-        inductors_builds(request.toolchain_dir),
-        source_builds.kept_in(request.store, request.toolchain_dir),
-        cpu_tuning.tuned(request.toolchain_dir, lambda: ambient.shaping(request.ambient)) as on_cpu,
-        tracing.worker_context(fake_mode, request.compile_id) as context,
-        process_groups.shown(request.group_sizes, default=request.ambient.switches.get("process_group", False)),
-    ):
+    with ambient.entered(request.ambient), log_state.entered(request.logs), contextlib.ExitStack() as stack:
+        compiling = _Compile(request, jobs)
+        stack.enter_context(compiling.tools())
+        context = stack.enter_context(tracing.worker_context(fake_mode, request.compile_id))
+        has_default_group = request.ambient.switches.get("process_group", False)
+        stack.enter_context(process_groups.shown(request.group_sizes, default=has_default_group))
         compare_configured(request.code)
         decoder = graph_decoder.GraphDecoder(tensors.Builder(fake_mode), env, request.constants)
         # An equal graph may have been lowered with operators that this client lowers in another way.
         equal = EqualGraphs(request, env, digests=not others, look_up=look_up)
-        triton = TritonLinking(
-            jobs.submit if jobs.apart and triton_compile.may_collect() else None,
-            jobs.units,
-            _kernel_files(request, cpp=False),
-        )
         phase("lowering")
-        cpp, sources = commands.collecting(linking.take, linking.begin), building.collecting()
-        with unless_met(others), _restart_caught() as asked, cpp, sources, triton.collecting(), repro_text_marked():
-            made = _aot(request, decoder, equal) if request.level == AOT else _inner(request, decoder)
-        if asked:
-            return _restart(request, asked, started)
+        with unless_met(others), compiling.lowering() as restart_sources:
+            output = _aot(request, decoder, equal) if request.level == AOT else _inner(request, decoder)
+        if restart_sources:
+            return compiling.restart(restart_sources)
         if equal.entry is not None:
-            result, recorded = made.pack(context)
+            result, recorded = output.pack(context)
             return equal.artifact(result, recorded, effects.encoded_guards(env, set(request.symbols)))
-        lowered = time.perf_counter()
+        lowered = compiling.seconds()
         phase("kernels")
-        linked = triton.part()
-        names = Names(linking.names, linked, building.names)
-        made.link(_name(request), names, range(len(request.devices)))
-        result, recorded = made.pack(context)
-        guards = effects.encoded_guards(env, set(request.symbols))
-        try:
-            library = linking.library()
-        except kernels.CppCompileError as error:
-            if claimed:
-                raise _NotAsClaimed from error
-            raise
-        built = building.libraries()
-        unkept = _why_unkept(request, library is not None or bool(built), linking.unlisted | building.unlisted)
-        if not unkept and _is_worth_keeping(request, started):
-            linking.keep()
-            triton.keep()
-    ended = time.perf_counter()
-    return Artifact(
-        level=request.level,
-        result=result,
-        library=library,
-        triton=linked.encoded(),
-        built=built,
-        guards=guards,
-        effects=recorded,
-        decisions=Decisions(tuned=on_cpu.record),
-        seconds=ended - started,
-        unkept=unkept,
-        unprepared=linking.without_header,
-        phases={"lowering": lowered - started, "kernels": ended - lowered},
-        graphs=equal.digests if all(equal.digests) else [],
-    )
-
-
-def _restart(request: CompileRequest, asked: list[str], started: float) -> Artifact:
-    """Return an artifact without code: the next process with this graph traces again at once."""
-    return Artifact(
-        level=request.level, result=b"", effects=Effects(restart=asked), seconds=time.perf_counter() - started
-    )
+        artifact = compiling.artifact(output, range(len(request.devices)), context, env)
+    artifact.unprepared = compiling.cpp.without_header
+    artifact.phases = {"lowering": lowered, "kernels": artifact.seconds - lowered}
+    artifact.graphs = equal.digests if all(equal.digests) else []
+    return artifact
 
 
 def _kernel_files(request: CompileRequest, *, cpp: bool) -> KernelFiles | None:
@@ -187,11 +236,6 @@ def _kernel_files(request: CompileRequest, *, cpp: bool) -> KernelFiles | None:
         return None
     # C++ contains whatever the program's code made Inductor generate; a Triton kernel may import functions.
     return KernelFiles(store, key.kernel_conditions(but=("code",) if cpp else ()))
-
-
-def _is_worth_keeping(request: CompileRequest, started: float) -> bool:
-    """Return whether a graph took long enough to compile for its kernels to be stored (`cache_min_seconds`)."""
-    return request.bounds is None or time.perf_counter() - started >= request.bounds.min_seconds
 
 
 def _name(request: CompileRequest) -> str:
@@ -244,7 +288,7 @@ def _not_imported(detail: str, cause: Exception) -> CannotTravelError:
 
 def load_code(
     modules: Sequence[str], libraries: Sequence[str], code: SentCode | None, answers: probe_cache.Kept | None = None
-) -> Sequence[Otherwise]:
+) -> Sequence[OperatorOverride]:
     """Import the modules and load the libraries that register a graph's operators.
 
     `answers` are those of earlier processes about torch. Returns operators that the client would lower differently (see
@@ -265,7 +309,7 @@ def load_code(
 
 
 @contextlib.contextmanager
-def unless_met(others: Sequence[Otherwise]) -> Iterator[None]:
+def unless_met(others: Sequence[OperatorOverride]) -> Iterator[None]:
     """Wrap a compile. Raises CannotTravelError: it met an operator that the client would lower differently."""
     with otherwise.watched(others) as met:
         try:
@@ -282,18 +326,6 @@ def compare_configured(code: SentCode | None) -> None:
     """Raise CannotTravelError if the code that configured options name differs from the client's."""
     if code is not None and (other := code.other_configured(ambient.code_digests())):
         raise CannotTravelError(CODE_DIFFERS, other)
-
-
-@contextlib.contextmanager
-def _restart_caught() -> Iterator[list[str]]:
-    asked: list[str] = []
-    try:
-        yield asked
-    except Exception as error:
-        sources = tracing.restart_request(error)
-        if not sources:
-            raise
-        asked.extend(sources)
 
 
 def _sources(travelled: Sequence[Any]) -> list[Any]:
@@ -340,17 +372,17 @@ class _Result:
 
 
 class _Output:
-    """Inductor's output for a graph after AOTAutograd; `given` are the request's constants."""
+    """Inductor's output for a graph after AOTAutograd; `constants` are the request's constants."""
 
-    def __init__(self, output: Any, given: Sequence[torch.Tensor]) -> None:
+    def __init__(self, output: Any, constants: Sequence[torch.Tensor]) -> None:
         if not output_code.is_compiled_graph(output):
             raise CannotReturnError("output_code", type(output).__name__)
-        self._output, self._given = output, given
+        self._output, self._constants = output, constants
 
     def link(self, name: str, names: Names, indices: Sequence[int]) -> None:
         """Link its code, like `_Result.link`."""
         self._output = inner.travelling(self._output)
-        output_code.leave_out_constants(self._output, self._given)
+        output_code.leave_out_constants(self._output, self._constants)
         _link(self._output, name, names, indices)
 
     def pack(self, context: tracing.TracingContext | None) -> tuple[bytes, Effects]:
@@ -410,53 +442,17 @@ def _inner(request: CompileRequest, decoder: graph_decoder.GraphDecoder) -> _Out
 
 def compile_live(captured: Captured, gm: torch.fx.GraphModule, inputs: Sequence[Any], jobs: KernelJobs) -> Artifact:
     """Return the artifact of a graph that Dynamo is compiling in this process. Errors as `compile_request`."""
-    started = time.perf_counter()
     request = captured.request
     inductor = request.ambient.configuration["inductor"]
     decided = {name: inductor[name] for name in configs.KERNELS_AT_COMPILE_TIME}
-    linking = kernels.Linking(
-        jobs.submit,
-        units=jobs.units,
-        toolchain_dir=request.toolchain_dir,
-        patient=True,
-        stored=_kernel_files(request, cpp=True),
-    )
-    with (
-        contextlib.closing(BuiltLinking(request.toolchain_dir)) as building,
-        configs.entered({"inductor": decided}),  # the other entries are already in force
-        toolchain.failures_explained(request.toolchain_dir),
-        host_facts.known(request.toolchain_dir),
-        inductors_builds(request.toolchain_dir),
-        source_builds.kept_in(request.store, request.toolchain_dir),
-        cpu_tuning.tuned(request.toolchain_dir, lambda: ambient.shaping(request.ambient)) as on_cpu,
-    ):
-        cpp = commands.collecting(linking.take, linking.begin)
-        with _restart_caught() as asked, cpp, building.collecting(), repro_text_marked():
-            made = _Result(aot.compile_graph(gm, inputs, keep_result=True).result, captured.sources)
-        if asked:
-            return _restart(request, asked, started)
-        indices = captured.placement.indices
-        names = Names(linking.names, LinkedTriton(), building.names)
-        made.link(_name(request), names, indices)
-        result, recorded = made.pack(captured.context)
-        guards = effects.encoded_guards(captured.env, set(request.symbols)) if captured.env is not None else []
-        library = linking.library()
-        built = building.libraries()
-        unkept = _why_unkept(request, library is not None or bool(built), linking.unlisted | building.unlisted)
-        if not unkept and _is_worth_keeping(request, started):
-            linking.keep()
-    seconds = time.perf_counter() - started
-    return Artifact(
-        level=request.level,
-        result=result,
-        library=library,
-        built=built,
-        guards=guards,
-        effects=recorded,
-        decisions=Decisions(tuned=on_cpu.record),
-        seconds=seconds,
-        unkept=unkept,
-    )
+    with configs.entered({"inductor": decided}):  # the other entries are already in force
+        compiling = _Compile(request, jobs)
+        with compiling.tools():
+            with compiling.lowering() as restart_sources:
+                output = _Result(aot.compile_graph(gm, inputs, keep_result=True).result, captured.sources)
+            if restart_sources:
+                return compiling.restart(restart_sources)
+            return compiling.artifact(output, captured.placement.indices, captured.context, captured.env)
 
 
 @contextlib.contextmanager

@@ -17,15 +17,15 @@ from fxpool.lowering.request import ambient
 from fxpool.lowering.request.compile_request import CompileRequest
 from fxpool.torch_compat.dynamo import process_groups
 from fxpool.torch_compat.inductor import packages
-from fxpool.torch_compat.operators.otherwise import Otherwise
+from fxpool.torch_compat.operators.otherwise import OperatorOverride
 
 __all__ = ["compile_package"]
 
-Around = Callable[[Sequence[Otherwise]], contextlib.AbstractContextManager[None]]
+Around = Callable[[Sequence[OperatorOverride]], contextlib.AbstractContextManager[None]]
 
 
 def compile_package(
-    request: CompileRequest, others: Sequence[Otherwise], around: Around, phase: Callable[[str], None]
+    request: CompileRequest, others: Sequence[OperatorOverride], around: Around, phase: Callable[[str], None]
 ) -> Artifact:
     """Compile the program in the file that a request names. The result is the package.
 

@@ -48,14 +48,14 @@ def recompute_job(payload: bytes) -> bytes:
         debug_files=None,
     )
     reply = decode_reply(jobs.compile_job(request.dump()))
-    made = reply.artifact
-    if made is None:
+    recompiled = reply.artifact
+    if recompiled is None:
         asked = reply.unanswered or "timing products"
         raise CannotReturnError("device_needed", f"recompiling it needs a device for: {asked}")
-    answer = Recomputed(differences=recomputed.differences(question.kept, made))
-    answer.differences |= _code_differences(question.kept, made)
+    answer = Recomputed(differences=recomputed.differences(question.kept, recompiled))
+    answer.differences |= _code_differences(question.kept, recompiled)
     try:
-        if difference := _run_both(request, question.kept, made, question.seed):
+        if difference := _run_both(request, question.kept, recompiled, question.seed):
             answer.differences["outputs"] = difference
     except NoInputsError as error:
         answer.not_run = str(error)
@@ -70,9 +70,9 @@ def _graphs(artifact: Artifact) -> list[Any]:
     return [inner.load(artifact.result)]
 
 
-def _code_differences(kept: Artifact, made: Artifact) -> dict[str, str]:
+def _code_differences(cached: Artifact, recompiled: Artifact) -> dict[str, str]:
     found = {}
-    ours, theirs = _graphs(kept), _graphs(made)
+    ours, theirs = _graphs(cached), _graphs(recompiled)
     if len(ours) != len(theirs):
         found["graphs"] = f"{len(ours)} in the cache, {len(theirs)} recompiled"
     for ours_one, theirs_one in zip(ours, theirs, strict=False):
@@ -88,11 +88,11 @@ def _wrapper_code(graph: Any) -> Any:
     return marshal.loads(graph._fxpool_wrapper.code) if output_code.is_linked(graph) else None
 
 
-def _run_both(request: CompileRequest, kept: Artifact, made: Artifact, seed: int) -> str:
+def _run_both(request: CompileRequest, cached: Artifact, recompiled: Artifact, seed: int) -> str:
     """Return how outputs differ, empty if they are equal. Raises NoInputsError: they cannot be compared."""
-    if not made.result or not kept.result:
+    if not recompiled.result or not cached.result:
         raise NoInputsError("it has no code: its compile made Dynamo trace again")
-    if request.devices or request.visible is not None or made.triton is not None:
+    if request.devices or request.visible is not None or recompiled.triton is not None:
         raise NoInputsError("it runs on a GPU")
     if request.group_sizes:
         raise NoInputsError("it communicates with other ranks")
@@ -106,9 +106,9 @@ def _run_both(request: CompileRequest, kept: Artifact, made: Artifact, seed: int
             gm = decoder.decode(msgspec.msgpack.decode(request.graph), request.names, request.debug)
             fakes = [*aot.parameters_and_buffers(gm).values(), *fakes]
         load = _load_aot if request.level == AOT else _load_inner
-        made_call = load(request, made, fakes)
+        made_call = load(request, recompiled, fakes)
         try:
-            kept_call = load(request, kept, fakes)
+            kept_call = load(request, cached, fakes)
         except Exception as error:  # untrusted code may raise anything
             return f"the cached code does not load: {type(error).__name__}: {error}"
     with ambient.entered(request.ambient):
@@ -193,8 +193,8 @@ def _real(fake: Any, generator: torch.Generator, memory: dict[int, torch.Tensor]
     block = memory[place]
     if block.dtype != fake.dtype or block.numel() < needed:
         raise NoInputsError("its inputs share memory under different types")
-    made = block.as_strided(size, stride, offset)
-    return made.requires_grad_() if fake.requires_grad else made
+    recompiled = block.as_strided(size, stride, offset)
+    return recompiled.requires_grad_() if fake.requires_grad else recompiled
 
 
 def _number(value: Any) -> Any:

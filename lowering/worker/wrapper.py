@@ -15,11 +15,10 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import msgspec
-
 from fxpool.torch_compat.cpp import cpp_wrappers, source_kernels
 from fxpool.torch_compat.dynamo import process_groups
 from fxpool.torch_compat.inductor import importable, output_code
+from fxpool.torch_compat.inductor.output_code import LinkedWrapper
 
 #: The names that Inductor reads from a loaded wrapper.
 _ROOTS = frozenset({"call", "runner", "recursively_apply_fns"})
@@ -33,26 +32,6 @@ _NAMED_DEVICE = re.compile(r"cuda:\d+")
 _OPERATORS = "torch.ops."
 # Functions that generated code calls with a CUDA device's index.
 _OF_DEVICE = frozenset({"torch.cuda._DeviceGuard", "torch.cuda.set_device", "torch.cuda.device", "get_raw_stream"})
-
-
-class LinkedWrapper(msgspec.Struct, array_like=True):
-    """A wrapper that is ready to be executed.
-
-    `code` is a marshalled code object, `name` its file name. `kernels` is the number of functions that it uses from
-    the entry's library (set as ``_fxpool_library`` before it runs), `triton` from its Triton library
-    (``_fxpool_triton``), and `built` the number of libraries of one source each (``_fxpool_built``). `operators` are
-    those it calls besides aten's, `unlinked` the parts left to torch's own loader.
-    `devices` are the CUDA devices it names, by number in the graph; their indices are set when it is loaded.
-    """
-
-    name: str
-    code: bytes
-    kernels: int
-    triton: int
-    operators: list[str]
-    unlinked: list[str]
-    devices: list[int] = []
-    built: int = 0
 
 
 def link(
@@ -180,14 +159,14 @@ class _Linker(ast.NodeTransformer):
                 return _BUILT, self._built.get(digest)
         except (ValueError, TypeError):
             return "", None
-        function = node.func
-        if not (isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name) and len(node.args) == 2):
+        owner, called = importable.called(node)
+        if owner != "async_compile" or len(node.args) != 2:
             return "", None
         try:
             first, second = (ast.literal_eval(argument) for argument in node.args)
-            if function.value.id == "async_compile" and function.attr == "cpp_pybinding" and not node.keywords:
+            if called == "cpp_pybinding" and not node.keywords:
                 return _LIBRARY, self._kernels.get(output_code.kernel_digest(first, second))
-            if function.value.id == "async_compile" and function.attr == "triton":
+            if called == "triton":
                 return _TRITON, self._triton.get(output_code.kernel_digest([first], second))
         except (ValueError, TypeError, AttributeError):
             pass
@@ -354,11 +333,5 @@ def _imported(module: str, alias: ast.alias) -> list[ast.stmt] | None:
 
 
 def _calls_of(module: ast.Module, name: str) -> set[str]:
-    return {
-        node.func.attr
-        for node in ast.walk(module)
-        if isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Attribute)
-        and isinstance(node.func.value, ast.Name)
-        and node.func.value.id == name
-    }
+    calls = map(importable.called, ast.walk(module))
+    return {called for owner, called in calls if owner == name}

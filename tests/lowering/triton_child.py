@@ -148,7 +148,7 @@ def main(directory: str) -> None:
                 mine.append(launched(candidate, arguments))
                 theirs.append(launched_by_torch(result, arguments))
         report["kernels"][name] = {
-            "candidates": len(one.candidates), "values": [c.told["kernel_kwargs"] for c in one.candidates],
+            "candidates": len(one.candidates), "values": [c.report["kernel_kwargs"] for c in one.candidates],
             "parameters": one.parameters, "written": one.written, "spill_limit": one.spill_limit,
             "launches": len(mine), "same": mine == theirs, "example": mine[0], "registers": [counted, said],
         }  # fmt: skip
@@ -183,7 +183,7 @@ def compiled_in(width: int, compiled: Any) -> list[Any]:
         kernel = compiled("turned", KERNELS["turned"], width).kernel
     finally:
         CUDABackend.make_cubin = original
-    return [[[one.code, one.symbol, one.shared, one.told, len(one.binary)] for one in kernel.candidates], len(made)]
+    return [[[one.code, one.symbol, one.shared, one.report, len(one.binary)] for one in kernel.candidates], len(made)]
 
 
 def launched(candidate: Any, arguments: list[Any]) -> list[Any]:

@@ -16,19 +16,17 @@ from typing import Any
 
 import torch
 
+from fxpool.torch_compat.cpp.cpp_wrappers import Collected
 from fxpool.torch_compat.dynamo import log_state
 from fxpool.torch_compat.patching import patched
 
 
-class CollectedKernel:
-    """One C++ kernel of a generated wrapper. It cannot be called in the process that compiled it."""
+class CollectedKernel(Collected):
+    """One C++ kernel of a generated wrapper."""
 
     def __init__(self, argument_types: Sequence[str], source: str) -> None:
         self.argument_types = list(argument_types)
         self.source = source
-
-    def __call__(self, *args: Any) -> None:
-        raise RuntimeError("a kernel was called in the process that compiled it")
 
 
 #: Takes the kernels of one generated module, and whether this was the graph's last module.

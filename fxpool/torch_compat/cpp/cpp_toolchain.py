@@ -10,19 +10,16 @@ with it.
 
 from __future__ import annotations
 
-import functools
 import os
 import shlex
-import sys
 from collections.abc import Hashable
-from types import ModuleType
 from typing import Any
 
 import torch
 
 from fxpool.torch_compat import versions
+from fxpool.torch_compat.patching import clear_caches
 
-_CACHED = type(functools.cache(lambda: None))
 #: The compiler that Inductor's caches belong to, as passed to `settle`; None before that.
 _settled: Hashable = None
 
@@ -66,20 +63,6 @@ def settle(compiler: Hashable) -> None:
     before, _settled = _settled, compiler
     if before == compiler:
         return
-    builder = sys.modules.get("torch._inductor.cpp_builder")
-    for function in _cached_in(builder) if builder is not None else ():
-        function.cache_clear()
-    sets = sys.modules.get("torch._inductor.cpu_vec_isa")
-    for function in _cached_in(sets) if sets is not None and before is not None else ():
-        function.cache_clear()
-
-
-def _cached_in(module: ModuleType) -> list[Any]:
-    """Return the functions of a module, and of its classes, that cache their results."""
-    functions = []
-    for value in vars(module).values():
-        if getattr(value, "__module__", None) != module.__name__:
-            continue
-        members = list(vars(value).values()) if isinstance(value, type) else [value]
-        functions += [member for member in members if isinstance(member, _CACHED)]
-    return functions
+    clear_caches("torch._inductor.cpp_builder")
+    if before is not None:
+        clear_caches("torch._inductor.cpu_vec_isa")

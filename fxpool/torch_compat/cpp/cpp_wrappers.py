@@ -28,10 +28,11 @@ from typing import Any
 
 import torch
 
+from fxpool.torch_compat.inductor import importable
 from fxpool.torch_compat.patching import patched
 
 __all__ = [
-    "ENTRY", "LOADER", "CollectedWrapper", "collecting", "digest", "embed_kernels", "entry_at", "generated_digest",
+    "ENTRY", "LOADER", "Collected", "collecting", "digest", "embed_kernels", "entry_at", "generated_digest",
     "headers_in", "unloaded",
 ]  # fmt: skip
 
@@ -40,11 +41,11 @@ ENTRY = "inductor_entry_cpp"
 LOADER = ("CppWrapperCodeCache", "load_pybinding")
 
 
-class CollectedWrapper:
-    """A placeholder for the entry of a C++ wrapper in a generated module. It cannot be called."""
+class Collected:
+    """A placeholder in a generated module, for the entry of a C++ wrapper or for a kernel. It cannot be called."""
 
     def __call__(self, *args: Any) -> None:
-        raise RuntimeError("a graph was called in the process that compiled it")
+        raise RuntimeError("a graph or a kernel was called in the process that compiled it")
 
 
 #: Takes a wrapper's digest, its source, and a function that builds its library and returns the bytes; it may run in a
@@ -61,7 +62,7 @@ def collecting(take: Take) -> Iterator[None]:
     """
     from torch._inductor import codecache
 
-    def load(cls: Any, *args: Any, **kwargs: Any) -> CollectedWrapper:
+    def load(cls: Any, *args: Any, **kwargs: Any) -> Collected:
         for flag in kwargs.get("extra_flags", ()):
             if os.path.isabs(str(flag)) and str(flag).endswith(".so"):  # the library of a CUTLASS template
                 raise NotImplementedError(f"a C++ wrapper refers to {flag} by a path that is gone afterwards")
@@ -70,7 +71,7 @@ def collecting(take: Take) -> Iterator[None]:
             told["main_code"] = embed_kernels(told["main_code"])
         source = "\n".join(value for value in (*args, *told.values()) if isinstance(value, str))
         take(digest(args, kwargs), source, _builder(args, told))
-        return CollectedWrapper()
+        return Collected()
 
     with patched(codecache.CppWrapperCodeCache, LOADER[1], classmethod(load)):
         yield
@@ -147,10 +148,7 @@ def generated_digest(call: ast.Call, constants: Mapping[str, Any]) -> str | None
 
     `constants` are the module's, by name. Raises ValueError: an argument is only known at run time.
     """
-    function = call.func
-    if not (isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name)):
-        return None
-    if (function.value.id, function.attr) != LOADER:
+    if importable.called(call) != LOADER:
         return None
 
     def value(node: ast.expr) -> Any:

@@ -42,11 +42,11 @@ def was_probed() -> bool:
 
 
 @contextlib.contextmanager
-def instruction_sets_known(known: Sequence[InstructionSet]) -> Iterator[None]:
+def instruction_sets_known(usable: Sequence[InstructionSet]) -> Iterator[None]:
     """Answer Inductor's probing of this host from the result of `usable_instruction_sets`."""
     from torch._inductor import cpu_vec_isa
 
-    names = dict(known)
+    names = dict(usable)
     classes = [cpu_vec_isa.VecISA, *_subclasses(cpu_vec_isa.VecISA)]
     with contextlib.ExitStack() as stack:
         for cls in classes:

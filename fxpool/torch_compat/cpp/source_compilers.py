@@ -1,7 +1,7 @@
 """The compilers of `source_kernels`: which of them the configuration lets Inductor use, and how they are called.
 
-`kept` wraps Inductor's call of nvcc and of ROCm's clang, both for candidates of autotuning and for the kernels of a
-graph: an earlier build of the same source by the same command is copied to the path where Inductor expects it.
+`reusing_builds` wraps Inductor's call of nvcc and of ROCm's clang, both for candidates of autotuning and for a graph's
+kernels: an earlier build of the same source by the same command is copied to the path where Inductor expects it.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from typing import Any, Protocol
 import torch._dynamo  # noqa: F401  # first, see torch_compat
 import torch._inductor.config as inductor_config
 
-from fxpool.torch_compat.cpp.source_kernels import CUDA, HALIDE, ROCM
+from fxpool.torch_compat.cpp.source_kernels import CACHES, CUDA, HALIDE, ROCM
 from fxpool.torch_compat.patching import patched
 
-__all__ = ["Builds", "command", "compiler", "header_directories", "in_use", "kept", "without_places"]
+__all__ = ["Builds", "command", "compiler", "header_directories", "in_use", "reusing_builds", "without_places"]
 
 # The module and function that build the command, by release: the module of the caches, or a separate module.
 _COMMANDS = {
@@ -60,9 +60,9 @@ def compiler(kind: str) -> str | None:
     return shutil.which(name) if name else None
 
 
-def command(kind: str, sources: Sequence[str], made: str, arguments: Sequence[str] = ()) -> list[str]:
+def command(kind: str, sources: Sequence[str], target: str, arguments: Sequence[str] = ()) -> list[str]:
     """Return the words of Inductor's command that builds a library of CUDA or ROCm sources."""
-    line: str = _function(_COMMANDS[kind])(list(sources), made, "so", list(arguments))
+    line: str = _function(_COMMANDS[kind])(list(sources), target, "so", list(arguments))
     return shlex.split(line)
 
 
@@ -114,13 +114,12 @@ class Builds(Protocol):
 
 
 @contextlib.contextmanager
-def kept(builds: Builds, timer: Callable[[], float]) -> Iterator[None]:
+def reusing_builds(builds: Builds, timer: Callable[[], float]) -> Iterator[None]:
     """Let Inductor build only those libraries of CUDA and ROCm sources that `builds` does not have."""
     from torch._inductor import codecache
 
-    caches = {CUDA: "CUDACodeCache", ROCM: "ROCmCodeCache"}
     with contextlib.ExitStack() as stack:
-        for kind, name in caches.items():
+        for kind, name in CACHES.items():
             cache: Any = getattr(codecache, name, None)
             if hasattr(cache, "compile"):
                 stack.enter_context(patched(cache, "compile", classmethod(_compile(kind, cache, builds, timer))))

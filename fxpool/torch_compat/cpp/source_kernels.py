@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from fxpool.torch_compat.cpp import cpp_wrappers
+from fxpool.torch_compat.inductor import importable
 from fxpool.torch_compat.patching import patched
 
 __all__ = [
@@ -36,7 +37,6 @@ __all__ = [
     "KINDS",
     "ROCM",
     "Built",
-    "CollectedKernel",
     "collecting",
     "generated_digest",
     "opened",
@@ -44,7 +44,8 @@ __all__ = [
 
 CPP, HALIDE, CUDA, ROCM = "cpp", "halide", "cuda", "rocm"
 KINDS = (CPP, HALIDE, CUDA, ROCM)
-_CACHES = {CUDA: "CUDACodeCache", ROCM: "ROCmCodeCache"}
+#: Inductor's caches of CUDA and ROCm sources.
+CACHES = {CUDA: "CUDACodeCache", ROCM: "ROCmCodeCache"}
 
 
 class Built(NamedTuple):
@@ -52,13 +53,6 @@ class Built(NamedTuple):
 
     library: bytes
     runtime: bytes | None = None
-
-
-class CollectedKernel:
-    """A placeholder for a kernel, or a library of kernels, in a generated module. It cannot be called."""
-
-    def __call__(self, *args: Any) -> None:
-        raise RuntimeError("a kernel was called in the process that compiled it")
 
 
 #: Takes a kernel's kind, digest and source, and a function that builds its library; that may run in a thread.
@@ -76,20 +70,20 @@ def collecting(take: Take) -> Iterator[None]:
         if meta.is_cuda():
             return here[HALIDE](self, meta, source_code)
         take(HALIDE, _digest(HALIDE, _normal(repr(meta)), source_code), source_code, _halide(meta, source_code))
-        return CollectedKernel()
+        return cpp_wrappers.Collected()
 
     def template(kind: str) -> Callable[..., Any]:
         def compile_template(self: Any, source_code: str, dst_file_ext: str, aot_compile: bool = False) -> Any:
             if aot_compile or dst_file_ext != "so":
                 return here[kind](self, source_code, dst_file_ext, aot_compile)
             take(kind, _digest(kind, source_code), source_code, _template(kind, source_code))
-            return CollectedKernel()
+            return cpp_wrappers.Collected()
 
         return compile_template
 
     def cpp(self: Any, source_code: str) -> Any:
         take(CPP, _digest(CPP, source_code), source_code, _cpp(source_code))
-        return CollectedKernel()
+        return cpp_wrappers.Collected()
 
     replacements = {CPP: cpp, HALIDE: halide, CUDA: template(CUDA), ROCM: template(ROCM)}
     with contextlib.ExitStack() as stack:
@@ -104,26 +98,24 @@ def generated_digest(call: ast.Call) -> str | None:
 
     Raises ValueError: an argument is only known at run time.
     """
-    function = call.func
-    if not (isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name)):
+    owner, kind = importable.called(call)
+    if owner != "async_compile" or kind not in KINDS:
         return None
-    if function.value.id != "async_compile" or function.attr not in KINDS:
-        return None
-    if function.attr == HALIDE:
+    if kind == HALIDE:
         meta, source = call.args
         return _digest(HALIDE, ast.unparse(meta), ast.literal_eval(source))
-    if function.attr == CPP:
+    if kind == CPP:
         (source,) = map(ast.literal_eval, call.args)
         return _digest(CPP, source)
     source, ending = map(ast.literal_eval, call.args)
     named = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords}
     if ending != "so" or named.pop("aot_compile", False) or named:
         return None
-    return _digest(function.attr, source)
+    return _digest(kind, source)
 
 
-def _digest(*told: str) -> str:
-    return hashlib.sha256("\0".join(told).encode()).hexdigest()
+def _digest(*parts: str) -> str:
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
 def _normal(expression: str) -> str:
@@ -139,7 +131,7 @@ def _template(kind: str, source: str) -> Callable[[], Built]:
     context = contextvars.copy_context()  # the current configuration
 
     def build() -> Built:
-        path, *_ = context.run(getattr(codecache, _CACHES[kind]).compile, source, "so")
+        path, *_ = context.run(getattr(codecache, CACHES[kind]).compile, source, "so")
         return Built(_read(path))
 
     return build

@@ -20,10 +20,10 @@ import torch._inductor.config as inductor_config
 
 from fxpool.torch_compat.patching import patched
 
-__all__ = ["Asked", "Times", "answered"]
+__all__ = ["Selection", "Times", "answered"]
 
 
-class Asked(msgspec.Struct, array_like=True, frozen=True):
+class Selection(msgspec.Struct, array_like=True, frozen=True):
     """The facts that candidates' times depend on, besides the machine and the configuration.
 
     `operation` is a name, `inputs` are metadata, `hint` is for dynamic sizes, `precision` is that of products,
@@ -44,13 +44,13 @@ class Asked(msgspec.Struct, array_like=True, frozen=True):
 class Times(Protocol):
     """Stored times of candidates, and exclusive use of the host to measure others."""
 
-    def find(self, asked: Asked) -> dict[str, float] | None:
+    def find(self, selection: Selection) -> dict[str, float] | None:
         """Return all candidates' times; None if any is unknown."""
 
-    def alone(self, asked: Asked) -> contextlib.AbstractContextManager[None]:
+    def alone(self, selection: Selection) -> contextlib.AbstractContextManager[None]:
         """Wait for exclusive use of the host; candidates are timed inside the ``with`` block."""
 
-    def keep(self, asked: Asked, times: dict[str, float]) -> None:
+    def keep(self, selection: Selection, times: dict[str, float]) -> None:
         """Store measured times; infinite for a candidate that does not run."""
 
 
@@ -77,17 +77,19 @@ def answered(times: Times) -> Iterator[None]:
     ) -> dict[Any, float]:
         if not choices or not all(map(_is_on_cpu, choices)):
             return elsewhere(self, choices, op, inputs, benchmark, hint_override, **more)
-        asked = Asked(op, inputs, hint_override, torch.get_float32_matmul_precision(), [c.hash_key() for c in choices])
+        selection = Selection(
+            op, inputs, hint_override, torch.get_float32_matmul_precision(), [c.hash_key() for c in choices]
+        )
         keeping = bool(inductor_config.autotune_local_cache)
-        known = times.find(asked) if keeping else None
+        known = times.find(selection) if keeping else None
         if known is not None:
-            return {choice: known[digest] for choice, digest in zip(choices, asked.candidates, strict=True)}
+            return {choice: known[digest] for choice, digest in zip(choices, selection.candidates, strict=True)}
         if benchmark is None:
             return {}
-        with times.alone(asked):
+        with times.alone(selection):
             found = benchmark(choices)
         if keeping:
-            times.keep(asked, {choice.hash_key(): float(taken) for choice, taken in found.items()})
+            times.keep(selection, {choice.hash_key(): float(taken) for choice, taken in found.items()})
         return found
 
     with patched(cache, "lookup", lookup):

@@ -46,10 +46,10 @@ def is_on_cuda(node: torch.fx.Node) -> bool:
 class _Noting(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
-        self.found = 0
+        self.number = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.found = max(self.found, _IMPLEMENTATIONS.get(func._schema.name, 0))
+        self.number = max(self.number, _IMPLEMENTATIONS.get(func._schema.name, 0))
         return func(*args, **(kwargs or {}))
 
 
@@ -68,7 +68,7 @@ def implementation(node: torch.fx.Node, noted: dict[str, int]) -> int | None:
     if signature not in noted:
         with tensors.fake_mode_of(query), _Noting() as noting, tensors.no_new_guards(query):
             FUNCTION(*args, **kwargs)
-        noted[signature] = noting.found
+        noted[signature] = noting.number
     return noted[signature]
 
 

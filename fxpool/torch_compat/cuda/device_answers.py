@@ -16,7 +16,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fxpool.torch_compat.cuda.device_facts import DeviceFacts
-from fxpool.torch_compat.inductor import preload
+from fxpool.torch_compat.inductor import importable, preload
 from fxpool.torch_compat.patching import patched, triton_driver
 
 
@@ -292,13 +292,10 @@ def _read(text: str, path: str) -> types.ModuleType:
 
     compiler, made = AsyncCompile(), dict[str, Any]()
     for node in ast.walk(ast.parse(text)):
-        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
+        owner, kind = importable.called(node)
+        if owner != "async_compile" or kind == "wait":
             continue
-        if not (isinstance(node.func.value, ast.Name) and node.func.value.id == "async_compile"):
-            continue
-        kind = node.func.attr
-        if kind == "wait":
-            continue
+        assert isinstance(node, ast.Call)
         if kind not in _COMPILED_APART:
             raise UnansweredError(f"a kernel of the kind {kind}")
         arguments = [ast.literal_eval(argument) for argument in node.args]

@@ -22,7 +22,7 @@ from torch._dynamo import utils
 from fxpool.torch_compat.dynamo import log_state
 from fxpool.torch_compat.patching import patched
 
-__all__ = ["CompileTimes", "compiled_here", "recorded", "told"]
+__all__ = ["CompileTimes", "compiled_here", "merged", "recorded"]
 
 #: Metrics that the client process measures itself.
 _OF_THE_ASKER = frozenset(
@@ -92,7 +92,7 @@ def _counted() -> dict[str, Counter[str]]:
 
 
 @contextlib.contextmanager
-def told(times: CompileTimes) -> Iterator[None]:
+def merged(times: CompileTimes) -> Iterator[None]:
     """Add a record to this process's, around the loading of the graph, which counts a part of it itself."""
     before = _counted()
     with log_state.loading():

@@ -127,7 +127,7 @@ def _number(value: Any) -> int | float | bool:
 
 
 @dataclass(frozen=True)
-class Place:
+class Location:
     """A place in a call's arguments that shows a symbol's value: an argument, its `kind` of value, and an index."""
 
     position: int
@@ -146,23 +146,23 @@ class Place:
         return value.shape[self.index] if self.kind == "size" else value.stride(self.index)
 
 
-def places(fakes: Sequence[Any]) -> dict[str, Place]:
+def places(fakes: Sequence[Any]) -> dict[str, Location]:
     """Return, by symbol name, the place in a call's arguments to read its value; `fakes` are their fake twins."""
-    place_by_name: dict[str, Place] = {}
+    place_by_name: dict[str, Location] = {}
 
-    def note(value: Any, place: Place) -> None:
+    def note(value: Any, location: Location) -> None:
         if isinstance(value, (torch.SymInt, torch.SymFloat)) and isinstance(value.node.expr, sympy.Symbol):
-            place_by_name.setdefault(value.node.expr.name, place)
+            place_by_name.setdefault(value.node.expr.name, location)
 
     for position, fake in enumerate(fakes):
-        note(fake, Place(position, "value"))
+        note(fake, Location(position, "value"))
         if isinstance(fake, torch.Tensor) and fake.layout is torch.strided:
             for index, size in enumerate(fake.shape):
-                note(size, Place(position, "size", index))
+                note(size, Location(position, "size", index))
             for index, stride in enumerate(fake.stride()):
-                note(stride, Place(position, "stride", index))
-            note(fake.storage_offset(), Place(position, "storage_offset"))
-            note(tensors.item_of(fake), Place(position, "item"))
+                note(stride, Location(position, "stride", index))
+            note(fake.storage_offset(), Location(position, "storage_offset"))
+            note(tensors.item_of(fake), Location(position, "item"))
     return place_by_name
 
 

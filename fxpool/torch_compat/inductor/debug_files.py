@@ -16,10 +16,10 @@ from typing import Any
 import torch._dynamo  # noqa: F401  # first, see torch_compat
 import torch._inductor.config as inductor_config
 
-from fxpool.torch_compat.patching import patched
+from fxpool.torch_compat.patching import patched, patched_item
 from fxpool.torch_compat.state.config_decisions import STAYS
 
-__all__ = ["DebugFiles", "asked", "written"]
+__all__ = ["DebugFiles", "requested", "written"]
 
 _VARIABLE = "TORCH_COMPILE_DEBUG"
 _PLAIN = (bool, int, float, str, type(None))
@@ -34,7 +34,7 @@ class DebugFiles:
     log: bool
 
 
-def asked() -> DebugFiles | None:
+def requested() -> DebugFiles | None:
     """Return the debug files that this process wants for its graphs; None if debugging is off."""
     if not inductor_config.trace.enabled:
         return None
@@ -61,24 +61,7 @@ def written(files: DebugFiles | None) -> Iterator[None]:
 
     with (
         patched(debug, "get_debug_dir", lambda: files.directory),
-        _variable(_VARIABLE, "1" if files.log else None),
+        patched_item(os.environ, _VARIABLE, str(int(files.log))),
         inductor_config.patch(files.options),
     ):
         yield
-
-
-@contextlib.contextmanager
-def _variable(name: str, value: str | None) -> Iterator[None]:
-    before = os.environ.get(name)
-    _set(name, value)
-    try:
-        yield
-    finally:
-        _set(name, before)
-
-
-def _set(name: str, value: str | None) -> None:
-    if value is None:
-        os.environ.pop(name, None)
-    else:
-        os.environ[name] = value

@@ -198,12 +198,12 @@ def _take_graphs(graphs: Graphs) -> None:
         future: Future[Any] = Future()
         future.set_running_or_notify_cancel()
 
-        def done(made: Future[bytes]) -> None:
-            error = made.exception()
+        def done(compiled: Future[bytes]) -> None:
+            error = compiled.exception()
             if error is not None:
                 future.set_exception(error)
             else:
-                future.set_result(_WireProtocolPickledOutput(made.result()))
+                future.set_result(_WireProtocolPickledOutput(compiled.result()))
 
         graphs.compile_later(graph.value, _sent.dependencies).add_done_callback(done)
         return future

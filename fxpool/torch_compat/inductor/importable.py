@@ -75,6 +75,13 @@ def _checked(path: str, value: Any) -> str | None:
     return path if resolved is value else None
 
 
+def called(node: ast.AST) -> tuple[str, str]:
+    """Return (``name``, ``function``) of a call ``name.function(...)``; empty texts for any other node."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Name):
+        return node.func.value.id, node.func.attr
+    return "", ""
+
+
 def operators_in(tree: ast.AST) -> Iterator[str]:
     """Yield ``namespace::name`` of each operator that code reaches as ``torch.ops.namespace.name``, except aten's."""
     for node in ast.walk(tree):

@@ -13,8 +13,10 @@ from typing import Any
 
 import torch
 import torch._dynamo  # first, see torch_compat
+import torch._functorch.config as functorch_config
 import torch._inductor as inductor
 
+from fxpool.torch_compat.inductor import aot
 from fxpool.torch_compat.patching import patched
 
 # Arguments of Inductor's inner compile that are plain data and affect the generated code.
@@ -26,13 +28,10 @@ def compile_with_inner(
     gm: torch.fx.GraphModule, inputs: Sequence[Any], inner: Callable[..., Any]
 ) -> Callable[..., Any]:
     """Run AOTAutograd here, and `inner(gm, fake inputs, **arguments)` on each graph it makes; return the callable."""
-    from torch._functorch import config as functorch_config
     from torch._inductor import compile_fx
 
-    from fxpool.torch_compat.inductor.aot import in_process_only
-
     # torch's AOTAutograd cache would look for Inductor's results in the wrong place.
-    with in_process_only(), functorch_config.patch(enable_autograd_cache=False, enable_remote_autograd_cache=False):
+    with aot.in_process_only(), functorch_config.patch(enable_autograd_cache=False, enable_remote_autograd_cache=False):
         return compile_fx.compile_fx(gm, inputs, inner_compile=inner)
 
 
@@ -41,13 +40,13 @@ def compile_inner(gm: torch.fx.GraphModule, inputs: Sequence[Any], arguments: di
     from torch._inductor import compile_fx
     from torch._inductor.utils import BoxedBool
 
-    from fxpool.torch_compat.inductor import aot
-
     arguments = dict(arguments)
     arguments.setdefault("cudagraphs", BoxedBool(False))
     alone = aot.waits(inputs, arguments) and not aot.backward_is_forced()
     surroundings = contextlib.nullcontext() if alone else _in_aot_autograd(inputs)
-    with aot.in_process_only(), _no_graph_cache(), _tensor_metadata(), surroundings:
+    # For another process: no lookup, Triton's binaries bundled with the result.
+    bundled = functorch_config.patch(bundled_autograd_cache=True)
+    with aot.in_process_only(), bundled, _tensor_metadata(), surroundings:
         return compile_fx.compile_fx_inner(gm, list(inputs), **arguments)
 
 
@@ -82,15 +81,6 @@ def _tensor_metadata() -> Iterator[None]:
         return made
 
     with patched(compile_fx, "fake_tensor_prop", propagated):
-        yield
-
-
-@contextlib.contextmanager
-def _no_graph_cache() -> Iterator[None]:
-    """Compile for another process: no lookup, Triton's binaries bundled with the result."""
-    from torch._functorch import config as functorch_config
-
-    with functorch_config.patch(bundled_autograd_cache=True):
         yield
 
 
@@ -143,10 +133,12 @@ def load(data: bytes) -> Any:
         return pickle.loads(data)
 
 
-def finish(graph: Any, inputs: Sequence[Any], arguments: dict[str, Any], given: Sequence[torch.Tensor] = ()) -> Any:
+def finish(
+    graph: Any, inputs: Sequence[Any], arguments: dict[str, Any], callers_constants: Sequence[torch.Tensor] = ()
+) -> Any:
     """Run the post-compile steps of a graph that was loaded; return the callable output code.
 
-    `given` are the constants of the caller's graph; the loaded graph may refer to some of them.
+    `callers_constants` are the constants of the caller's graph; the loaded graph may refer to some of them.
 
     Raises:
         RuntimeError: the generated module could not be loaded.
@@ -162,7 +154,7 @@ def finish(graph: Any, inputs: Sequence[Any], arguments: dict[str, Any], given: 
     if arguments.get("cudagraphs") is None:
         arguments["cudagraphs"] = BoxedBool(config.triton.cudagraphs)
     arguments.setdefault("is_backward", False)
-    constants = Constants(given)
+    constants = Constants(callers_constants)
     if output_code.is_linked(graph):
         output_code.revive(graph, constants)
     elif FxGraphCache.cache_hit_post_compile(graph, {}, constants)[0] is None:
@@ -201,9 +193,7 @@ def compile_as_torch_does(gm: torch.fx.GraphModule, inputs: Sequence[Any], argum
     """Run Inductor's inner compile in this process, as without fxpool (the end of the fallback chain)."""
     from torch._inductor import compile_fx
 
-    from fxpool.torch_compat.inductor.aot import in_process_only
-
-    with in_process_only():
+    with aot.in_process_only():
         return compile_fx.compile_fx_inner(gm, inputs, **arguments)
 
 

@@ -30,6 +30,7 @@ import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
+import msgspec
 import torch
 import torch._dynamo  # first, see torch_compat
 from torch._dynamo.utils import counters, get_metrics_context, get_runtime_metrics_context
@@ -52,8 +53,15 @@ DEVICE_NAME = "_fxpool_device_name_"
 GROUP = "_fxpool_group_"
 
 
-class Wrapper(Protocol):
-    """A linked wrapper, made from a generated module by `fxpool.lowering.worker.wrapper`."""
+class LinkedWrapper(msgspec.Struct, array_like=True):
+    """A wrapper that is ready to be executed, made from a generated module by `fxpool.lowering.worker.wrapper`.
+
+    `code` is a marshalled code object, `name` its file name. `kernels` is the number of functions that it uses from
+    the entry's library (set as ``_fxpool_library`` before it runs), `triton` from its Triton library
+    (``_fxpool_triton``), and `built` the number of libraries of one source each (``_fxpool_built``). `operators` are
+    those it calls besides aten's, `unlinked` the parts left to torch's own loader.
+    `devices` are the CUDA devices it names, by number in the graph; their indices are set when it is loaded.
+    """
 
     name: str
     code: bytes
@@ -61,8 +69,8 @@ class Wrapper(Protocol):
     triton: int
     operators: list[str]
     unlinked: list[str]
-    devices: list[int]
-    built: int
+    devices: list[int] = []
+    built: int = 0
 
 
 class Surroundings(Protocol):
@@ -82,7 +90,7 @@ class Surroundings(Protocol):
     def triton(self) -> Any:
         """Return the library with its Triton kernels, which also has `texts`, `changed` and `keep_choices`."""
 
-    def missed(self, what: str) -> None:
+    def missed(self, part: str) -> None:
         """Report a part of the graph that is left to torch's own loader."""
 
 
@@ -93,7 +101,7 @@ class ElsewhereError(Exception):
 class LinkedGraph(CompiledFxGraph):
     """A CompiledFxGraph whose wrapper is linked. Pickled like its parent."""
 
-    _fxpool_wrapper: Wrapper
+    _fxpool_wrapper: LinkedWrapper
     _fxpool_surroundings: Surroundings
     _fxpool_late: bool
     _fxpool_tunes: bool
@@ -230,7 +238,7 @@ def compiled_for(graph: Any, indices: Sequence[int]) -> None:
     graph.runnable_graph_str = _without_process(graph.runnable_graph_str)
 
 
-def link(graph: Any, wrapper: Wrapper) -> None:
+def link(graph: Any, wrapper: LinkedWrapper) -> None:
     """Make `graph`, which is about to be pickled, load by its linked wrapper."""
     graph.__class__ = LinkedGraph
     # Unpickling functions among a compile's arguments would import their modules, decompositions included.
@@ -299,7 +307,7 @@ def revive(graph: Any, constants: CompiledFxGraphConstants) -> None:
         from torch._inductor.triton_bundler import TritonBundler
 
         TritonBundler.read_and_emit(graph._triton_bundle)
-    place = graph.after_deserialization(constants)
+    name = graph.after_deserialization(constants)
     lowering = sys.modules.get("torch._inductor.graph")
     if lowering is not None and lowering.GraphLowering.save_output_code is not None:
         lowering.GraphLowering.save_output_code(graph.source_code)
@@ -311,22 +319,22 @@ def revive(graph: Any, constants: CompiledFxGraphConstants) -> None:
                 importlib.import_module("torch._inductor.debug")  # the parent's __call__ reads it
     metrics.CachedMetricsHelper.apply_deltas(graph.metrics_deltas)
     counters["inductor"] += graph.counter_deltas
-    _tell(graph, place)
+    _tell(graph, name)
 
 
-def _tell(graph: Any, place: str) -> None:
+def _tell(graph: Any, name: str) -> None:
     traces = graph.inductor_provenance_stack_traces_str
     if traces and get_metrics_context().in_progress():
         get_metrics_context().add_to_set("inductor_provenance", traces)
     if log_state.is_loading():
         return
     _output_code_log.debug("Output code: \n%s", graph.source_code)
-    _output_code_log.debug("Output code written to: %s", place)
+    _output_code_log.debug("Output code written to: %s", name)
     _artifact("fx_graph_runnable", "string", lambda: _of_this_process(graph.runnable_graph_str))
     trace_structured("inductor_post_grad_graph", payload_fn=lambda: graph.inductor_post_grad_graph_str)
     trace_structured(
         "inductor_output_code",
-        lambda: {"filename": place, "file_path": os.path.abspath(place)},
+        lambda: {"filename": name, "file_path": os.path.abspath(name)},
         payload_fn=lambda: graph.source_code,
     )
     _artifact("inductor_provenance_tracking_node_mappings", "json", lambda: graph.inductor_provenance_mapping_str)
@@ -381,10 +389,10 @@ def _of_this_process(script: str | None) -> str | None:
 
 
 class Constants(CompiledFxGraphConstants):
-    """A loaded graph's constants: its own, and those of the caller's `given` that it refers to."""
+    """A loaded graph's constants: its own, and those of the caller's `tensors` that it refers to."""
 
-    def __init__(self, given: Sequence[torch.Tensor]) -> None:
-        self._given = given
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        self._given = tensors
 
     def unwrap(self, g: Any) -> dict[str, Any]:
         """Return the constants, by their names in the graph's code."""
@@ -392,9 +400,9 @@ class Constants(CompiledFxGraphConstants):
         return {**super().unwrap(g), **{name: self._given[number] for name, number in named.items()}}
 
 
-def leave_out_constants(graph: Any, given: Sequence[torch.Tensor]) -> None:
-    """Replace constants that are among `given` by their numbers, in a graph that is about to be pickled."""
-    numbers = {id(tensor): number for number, tensor in enumerate(given)}
+def leave_out_constants(graph: Any, tensors: Sequence[torch.Tensor]) -> None:
+    """Replace constants that are among `tensors` by their numbers, in a graph that is about to be pickled."""
+    numbers = {id(tensor): number for number, tensor in enumerate(tensors)}
     constants = graph.constants or {}
     named = {name: numbers[id(value)] for name, value in constants.items() if id(value) in numbers}
     graph.constants = {name: value for name, value in constants.items() if name not in named}

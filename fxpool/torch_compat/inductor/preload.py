@@ -6,7 +6,6 @@ A zygote imports everything a compile needs before it forks workers, and starts 
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib
 import importlib.util
 import inspect
@@ -17,9 +16,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from fxpool.torch_compat.operators import operator_tables
-from fxpool.torch_compat.patching import patched
-
-_CACHED = type(functools.cache(lambda: None))
+from fxpool.torch_compat.patching import clear_caches, patched
 
 _MODULES = (
     "torch._dynamo",
@@ -172,27 +169,12 @@ def counters_kept() -> Iterator[None]:
 
 def forget_devices() -> None:
     """Clear torch's caches about devices. Tables of patterns, which are per device anyway, stay."""
-    for name, module in sys.modules.copy().items():
-        if not name.startswith(("torch._inductor", "torch.utils._triton", "torch._dynamo.device_interface")):
-            continue
-        if name.startswith("torch._inductor.fx_passes"):
-            continue
-        for value in list(vars(module).values()):
-            if getattr(value, "__module__", None) == name:
-                _forget(value)
+    for name in [*sys.modules]:
+        is_about_devices = name.startswith(("torch._inductor", "torch.utils._triton", "torch._dynamo.device_interface"))
+        if is_about_devices and not name.startswith("torch._inductor.fx_passes"):
+            clear_caches(name)
     selecting: Any = sys.modules.get("torch._inductor.select_algorithm")
     if selecting is not None:
         selecting._ALGORITHM_SELECTOR_CACHE = None  # it stores the device when it is created
     if (forget := getattr(sys.modules.get("torch._subclasses.fake_tensor"), "FakeTensorMode", None)) is not None:
         forget.cache_clear()
-
-
-def _forget(value: object) -> None:
-    """Clear the cache of a function, or of a class's methods: one of them caches the properties of a device."""
-    if isinstance(value, _CACHED):
-        value.cache_clear()
-    elif isinstance(value, type):
-        for member in vars(value).values():
-            function = getattr(member, "__func__", member)
-            if isinstance(function, _CACHED):
-                function.cache_clear()

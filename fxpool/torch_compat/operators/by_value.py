@@ -23,8 +23,9 @@ import cloudpickle
 import torch
 
 from fxpool import notices
-from fxpool.torch_compat.operators import operator_tables, own_code
+from fxpool.torch_compat.operators import operator_tables, operators, own_code
 from fxpool.torch_compat.operators.otherwise import forget_what_was_gathered
+from fxpool.torch_compat.patching import Patches
 
 __all__ = [
     "NotBroughtError",
@@ -82,7 +83,7 @@ class _Entry(NamedTuple):
 
 def operator_as_bytes(target: Any) -> bytes | None:
     """Return the definition of an operator for `bring_operator`; None if it cannot be sent."""
-    definition = _custom_op(target)
+    definition = operators.custom_op(target)
     if definition is None or getattr(definition, "_torch_dispatch_fns", None):
         return None
     if getattr(definition, "_used_triton_kernels", None):
@@ -108,7 +109,7 @@ def operator_as_bytes(target: Any) -> bytes | None:
 
 def is_made_by_import(target: Any) -> bool:
     """Return whether importing modules defines an operator of `custom_op`, which a script or function does not."""
-    definition = _custom_op(target)
+    definition = operators.custom_op(target)
     if definition is None:
         return True
     functions = [definition._init_fn, definition._abstract_fn, definition._backward_fn, definition._setup_context_fn]
@@ -126,14 +127,7 @@ def _is_of_a_module(function: Any) -> bool:
 
 def is_custom_op(target: Any) -> bool:
     """Return whether `torch.library.custom_op` defined an operator, here or in the process that sent it."""
-    return _custom_op(target) is not None
-
-
-def _custom_op(target: Any) -> Any | None:
-    from torch._library.custom_ops import OPDEFS
-
-    name = target.name() if isinstance(target, torch._ops.OpOverload) else getattr(target, "_qualified_op_name", "")
-    return OPDEFS.get(name.split(".")[0])
+    return operators.custom_op(target) is not None
 
 
 def _given(kernel: Any) -> Any:
@@ -208,9 +202,9 @@ def registrations_as_bytes(entries: Iterable[tuple[str, str, Any, Any]]) -> list
     return [one for one in dumped if one is not None]
 
 
-_ABSENT = object()
-# Entries that this process received, with the values that they replaced.
-_settled: dict[bytes, tuple[dict[Any, Any], Any, Any]] = {}
+# Entries that this process received, and their replacements in Inductor's tables.
+_settled: list[bytes] = []
+_replacements = Patches()
 
 
 def settle_registrations(wanted: Sequence[bytes]) -> None:
@@ -218,13 +212,9 @@ def settle_registrations(wanted: Sequence[bytes]) -> None:
 
     An entry for an operator that is not defined here is left out: the graph does not call it.
     """
-    if list(_settled) == list(wanted):
+    if _settled == list(wanted):
         return
-    for table, key, before in reversed(list(_settled.values())):
-        if before is _ABSENT:
-            table.pop(key, None)
-        else:
-            table[key] = before
+    _replacements.restore()
     _settled.clear()
     try:
         for data in wanted:
@@ -234,8 +224,8 @@ def settle_registrations(wanted: Sequence[bytes]) -> None:
                 log.info("leaving out a registration: %s", error)
                 continue
             table = getattr(importlib.import_module(entry.module), entry.table)
-            _settled[data] = table, entry.key, table.get(entry.key, _ABSENT)
-            table[entry.key] = entry.function
+            _replacements.replace_item(table, entry.key, entry.function)
+            _settled.append(data)
     finally:
         forget_what_was_gathered()
 
@@ -254,9 +244,9 @@ class _Pickler(cloudpickle.Pickler):
 
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, torch._ops.OpOverload):
-            return _overload, (value.namespace, value._schema.name.split("::")[1], value._overloadname)
+            return operators.find_overload, (operators.overload_name(value),)
         if isinstance(value, torch._ops.OpOverloadPacket):
-            return _packet, tuple(value._qualified_op_name.split("::"))
+            return operators.find_packet, (operators.packet_name(value),)
         if isinstance(value, types.ModuleType) and value.__name__ == "torch.ops":
             return _ops, ()
         if isinstance(value, types.FunctionType) and own_code.inductors_wrapper(value):
@@ -296,14 +286,6 @@ def _inner(code: types.CodeType) -> Iterator[types.CodeType]:
 
 def _ops() -> Any:
     return torch.ops
-
-
-def _packet(namespace: str, name: str) -> Any:
-    return getattr(getattr(torch.ops, namespace), name)
-
-
-def _overload(namespace: str, name: str, overload: str) -> Any:
-    return getattr(_packet(namespace, name), overload)
 
 
 @contextlib.contextmanager

@@ -20,7 +20,7 @@ import torch
 
 from fxpool.torch_compat.operators import by_value, operator_tables, operators, own_code
 from fxpool.torch_compat.operators.operator_tables import DECOMPOSED, LOWERED, TABLES, key_text, structure
-from fxpool.torch_compat.operators.otherwise import Otherwise
+from fxpool.torch_compat.operators.otherwise import OperatorOverride
 
 __all__ = ["Entry", "Pattern", "entries", "for_a_worker", "of_operator", "pattern_parts", "places"]
 
@@ -91,7 +91,7 @@ def entries() -> Iterator[Entry]:
     yield from _of_devices()
 
 
-def of_operator(name: str) -> list[Otherwise]:
+def of_operator(name: str) -> list[OperatorOverride]:
     """Return how the operator of an entry is treated, by the entry's name; [] if the entry affects other compiles too.
 
     A lowering that calls the operator instead of lowering it ends its decomposition as well.
@@ -101,7 +101,7 @@ def of_operator(name: str) -> list[Otherwise]:
     if treatment is None:
         return []
     treatments = (LOWERED, DECOMPOSED) if table == "lowerings" else (treatment,)
-    return [Otherwise(treatment, rest[:-1], name) for treatment in treatments]
+    return [OperatorOverride(treatment, rest[:-1], name) for treatment in treatments]
 
 
 def for_a_worker(wanted: Callable[[Entry], bool]) -> list[bytes]:
@@ -204,23 +204,23 @@ def _patterns() -> Iterator[Entry]:
         for attribute, value in sorted(vars(module).items()):
             if type(value) in _LEAVES:
                 continue
-            for place, matcher_pass in _passes_in(value, kind, f"{module_name.removeprefix(_PASSES)}.{attribute}"):
+            for path, matcher_pass in _passes_in(value, kind, f"{module_name.removeprefix(_PASSES)}.{attribute}"):
                 if id(matcher_pass) not in seen:
                     seen.add(id(matcher_pass))
-                    yield from _of_pass(place, matcher_pass)
+                    yield from _of_pass(path, matcher_pass)
 
 
-def _passes_in(value: Any, kind: type, place: str) -> Iterator[tuple[str, Any]]:
+def _passes_in(value: Any, kind: type, path: str) -> Iterator[tuple[str, Any]]:
     if isinstance(value, kind):
-        yield place, value
+        yield path, value
     elif isinstance(value, (list, tuple, dict)):
         items = list(value.items()) if isinstance(value, dict) else list(enumerate(value))
         for key, item in items:
             if isinstance(item, (kind, list, tuple, dict)):
-                yield from _passes_in(item, kind, f"{place}[{key}]")
+                yield from _passes_in(item, kind, f"{path}[{key}]")
 
 
-def _of_pass(place: str, matcher_pass: Any) -> Iterator[Entry]:
+def _of_pass(path: str, matcher_pass: Any) -> Iterator[Entry]:
     for (op, target), patterns in list(matcher_pass.patterns.items()):
         for position, entry in enumerate(patterns):
             if id(entry) in _torchs:
@@ -229,7 +229,7 @@ def _of_pass(place: str, matcher_pass: Any) -> Iterator[Entry]:
             theirs = tuple(value for value in code if not own_code.is_own(value))
             foreign = _foreign_classes(entry.pattern)
             if theirs or foreign or not own_code.is_own(entry):
-                name = f"pattern {place} {op} {_ADDRESS.sub('', str(target))} {position}"
+                name = f"pattern {path} {op} {_ADDRESS.sub('', str(target))} {position}"
                 yield Entry(name, (_pattern_text(entry.pattern), theirs, *foreign))
             else:
                 _torchs[id(entry)] = entry

@@ -86,9 +86,8 @@ def _written_by_method(node: Node) -> list[Node]:
 
 def _written_by_schema(node: Node) -> list[Node]:
     target: Any = node.target
-    overloads = [target] if operators.is_overload(target) else [getattr(target, name) for name in target.overloads()]
     written: dict[Node, None] = {}
-    for overload in overloads:
+    for overload in operators.overloads_of(target):
         for position, argument in enumerate(overload._schema.arguments):
             if argument.alias_info is None or not argument.alias_info.is_write:
                 continue

@@ -56,6 +56,19 @@ def find_packet(name: str) -> OpOverloadPacket:
     return getattr(getattr(torch.ops, namespace), operator)
 
 
+def overloads_of(target: OpOverload | OpOverloadPacket) -> list[OpOverload]:
+    """Return an operator, or all operators of a packet."""
+    return [target] if isinstance(target, OpOverload) else [getattr(target, name) for name in target.overloads()]
+
+
+def custom_op(target: Any) -> Any | None:
+    """Return torch's definition of an operator by `torch.library.custom_op`, here or in the process that sent it."""
+    from torch._library.custom_ops import OPDEFS
+
+    name = target.name() if isinstance(target, OpOverload) else getattr(target, "_qualified_op_name", "")
+    return OPDEFS.get(name.partition(".")[0])
+
+
 def is_overload(target: Any) -> bool:
     return isinstance(target, OpOverload)
 
@@ -111,9 +124,7 @@ def _is_defined_outside(target: Any) -> bool:
         return False
     path = dispatch_probe.defined_at(overload)
     if path == own_code.CUSTOM_OPS:  # where `torch.library.custom_op` defines the operators of programs and of torch
-        from torch._library.custom_ops import OPDEFS
-
-        definition = OPDEFS.get(overload.name().partition(".")[0])
+        definition = custom_op(overload)
         path = definition._init_fn.__code__.co_filename if definition is not None else path
     return bool(path) and not own_code.is_file_of_torch(path)
 
@@ -129,8 +140,8 @@ def triton_kernels_of(target: Any) -> list[Any]:
         from torch._library.triton import get_triton_kernels_for_op
     except ImportError:
         return []
-    overloads = [target] if isinstance(target, OpOverload) else [getattr(target, n) for n in target.overloads()]
-    return [kernel for overload in overloads for kernel in get_triton_kernels_for_op(overload.name().split(".")[0])]
+    names = [overload.name().split(".")[0] for overload in overloads_of(target)]
+    return [kernel for name in names for kernel in get_triton_kernels_for_op(name)]
 
 
 def load_library(path: str) -> None:
@@ -222,11 +233,10 @@ _DeviceArguments = tuple[frozenset[int], frozenset[str]]
 
 def _of_operator(target: OpOverload | OpOverloadPacket) -> _DeviceArguments:
     """Return positions and names of parameters that are a device in some overload, and text in none."""
-    overloads = [target] if isinstance(target, OpOverload) else [getattr(target, name) for name in target.overloads()]
     devices, texts = (
         [
             (at, argument.name)
-            for overload in overloads
+            for overload in overloads_of(target)
             for at, argument in enumerate(overload._schema.arguments)
             if str(argument.type) in (kind, f"Optional[{kind}]")
         ]

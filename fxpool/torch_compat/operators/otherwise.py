@@ -19,19 +19,18 @@ from typing import Any
 import torch
 
 from fxpool.torch_compat.operators.operator_tables import TABLES, Treatment
+from fxpool.torch_compat.patching import Patches
 
-__all__ = ["MetError", "Otherwise", "forget_what_was_gathered", "watched"]
-
-_ABSENT = object()
+__all__ = ["MetError", "OperatorOverride", "forget_what_was_gathered", "watched"]
 
 
 @dataclasses.dataclass(frozen=True)
-class Otherwise:
+class OperatorOverride:
     """An operator by its name in the tables, how its treatment differs, and the program's registration for it."""
 
     treatment: Treatment
     operator: str
-    what: str
+    registration: str
 
 
 class MetError(Exception):
@@ -39,18 +38,20 @@ class MetError(Exception):
 
 
 @contextlib.contextmanager
-def watched(operators: Sequence[Otherwise]) -> Iterator[Callable[[], str]]:
+def watched(operators: Sequence[OperatorOverride]) -> Iterator[Callable[[], str]]:
     """End compiles that lower or decompose one of `operators`; yield a function that returns the first one met, or "".
 
     Code in between may catch the error: only that function's result counts.
     """
     met: list[str] = []
-    unknown: list[Otherwise] = []
-    replaced: list[tuple[dict[Any, Any], Any, Any]] = []
+    unknown: list[OperatorOverride] = []
+    patches = Patches()
 
     def first_met() -> str:
         # A module that was imported during the compile may have defined an unknown operator.
-        return next(iter(met), "") or next((one.what for one in unknown if _found(one.operator) is not None), "")
+        return next(iter(met), "") or next(
+            (one.registration for one in unknown if _found(one.operator) is not None), ""
+        )
 
     try:
         for one in operators:
@@ -63,25 +64,20 @@ def watched(operators: Sequence[Otherwise]) -> Iterator[Callable[[], str]]:
                 continue
             for number, table in enumerate(tables):
                 if not number or key in table:
-                    replaced.append((table, key, table.get(key, _ABSENT)))
-                    table[key] = _telling(table.get(key), one.what, met)
-        if replaced:
+                    patches.replace_item(table, key, _telling(table.get(key), one.registration, met))
+        if patches:
             forget_what_was_gathered()
         yield first_met
     finally:
-        for table, key, before in reversed(replaced):
-            if before is _ABSENT:
-                del table[key]
-            else:
-                table[key] = before
-        if replaced:
+        if patches:
+            patches.restore()
             forget_what_was_gathered()
 
 
-def _telling(entry: Any, what: str, met: list[str]) -> Callable[..., Any]:
+def _telling(entry: Any, registration: str, met: list[str]) -> Callable[..., Any]:
     def tell(*args: Any, **kwargs: Any) -> Any:
-        met.append(what)
-        raise MetError(what)
+        met.append(registration)
+        raise MetError(registration)
 
     return functools.wraps(entry)(tell) if callable(entry) else tell
 

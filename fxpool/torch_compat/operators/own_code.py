@@ -25,6 +25,7 @@ __all__ = [
     "DATA",
     "MAIN",
     "ROOTS",
+    "cells_of",
     "function_home",
     "held_functions",
     "inductors_wrapper",
@@ -118,14 +119,19 @@ def _functions_in(value: Any) -> list[types.FunctionType]:
     return [inside for inside in [*attributes.values()] if type(inside) is types.FunctionType]
 
 
+def cells_of(function: types.FunctionType) -> list[Any]:
+    """Return the values in a function's closure, without empty cells."""
+    values: list[Any] = []
+    for cell in function.__closure__ or ():
+        with contextlib.suppress(ValueError):  # it is empty
+            values.append(cell.cell_contents)
+    return values
+
+
 def held_functions(function: types.FunctionType) -> list[Any]:
     """Return the functions in a function's closure, also those in containers and objects there."""
     functions: list[Any] = []
-    for cell in function.__closure__ or ():
-        try:
-            content = cell.cell_contents
-        except ValueError:  # empty
-            continue
+    for content in cells_of(function):
         _add_held(content, 3, functions)
     return functions
 

@@ -22,7 +22,14 @@ from torch._ops import OpOverload
 
 from fxpool.torch_compat.operators import dispatch_probe, libraries, own_code
 from fxpool.torch_compat.operators.dispatch_probe import NotFoundError
-from fxpool.torch_compat.operators.operators import is_builtin, overload_name, packet_name, triton_kernels_of
+from fxpool.torch_compat.operators.operators import (
+    custom_op,
+    is_builtin,
+    overload_name,
+    overloads_of,
+    packet_name,
+    triton_kernels_of,
+)
 
 __all__ = ["NotFoundError", "Part", "Registration", "module_of_file", "overridden", "overridden_in_cpp",
            "registration"]  # fmt: skip
@@ -73,7 +80,7 @@ def registration(target: Any) -> Registration:
 
     Raises NotFoundError: a kernel's code or library cannot be found.
     """
-    overloads = [target] if isinstance(target, OpOverload) else [getattr(target, n) for n in target.overloads()]
+    overloads = overloads_of(target)
     result = Registration(overload_name(target) if isinstance(target, OpOverload) else packet_name(target))
     files: set[str] = set()
     needed: set[str] = set()
@@ -95,7 +102,7 @@ def _parts(overload: OpOverload, files: set[str], needed: set[str], result: Regi
     yield "tags", Part(tuple(sorted(str(tag) for tag in overload.tags)))
     # Inductor evaluates such operators of constants while it compiles.
     result.folds |= torch.Tag.pointwise in overload.tags
-    definition = _custom_op(qualified.split(".")[0])
+    definition = custom_op(overload)
     found = list(_registry_parts(qualified, in_definition=definition is not None))
     if definition is not None:
         found += _parts_of(definition)
@@ -128,10 +135,8 @@ def overridden() -> Iterator[tuple[str, Part]]:
     for library in _users_libraries():
         theirs = False
         for entry in sorted(library._op_impls):
-            namespace, name, key = (*entry.split("/"), "", "")[:3]
-            packet = getattr(getattr(torch.ops, namespace), name.partition(".")[0], None)
-            overload = getattr(packet, name.partition(".")[2] or "default", None)
-            if not isinstance(overload, OpOverload):
+            overload, key = _implemented(entry)
+            if overload is None:
                 continue
             for probed, _, function, others in dispatch_probe.python_kernels(overload):
                 if not own_code.is_own(function):
@@ -182,10 +187,8 @@ def _users_libraries() -> list[Any]:
 
 def _is_users_library(library: Any) -> bool:
     """Return whether a library for torch's operators was made outside torch, or by `torch.library` for a program."""
-    namespace, name, key = (*next(iter(library._op_impls)).split("/"), "", "")[:3]
-    packet = getattr(getattr(torch.ops, namespace), name.partition(".")[0], None)
-    overload = getattr(packet, name.partition(".")[2] or "default", None)
-    if not isinstance(overload, OpOverload) or not is_builtin(overload):
+    overload, key = _implemented(next(iter(library._op_impls)))
+    if overload is None or not is_builtin(overload):
         return False
     # Operators that torch itself defines and implements with `torch.library`'s functions count as torch's.
     by_functions = dispatch_probe.defined_at(overload).startswith(_TORCH_ROOT)
@@ -193,6 +196,14 @@ def _is_users_library(library: Any) -> bool:
         not path.startswith(_TORCH_ROOT) or (path == _TORCH_ROOT + "library.py" and not by_functions)
         for path in dispatch_probe.python_places(overload, key)
     )
+
+
+def _implemented(entry: str) -> tuple[OpOverload | None, str]:
+    """Return the operator and the dispatch key of an entry in a library's list: ``aten/sin.default/CPU``."""
+    namespace, name, key = (*entry.split("/"), "", "")[:3]
+    packet = getattr(getattr(torch.ops, namespace), name.partition(".")[0], None)
+    overload = getattr(packet, name.partition(".")[2] or "default", None)
+    return (overload if isinstance(overload, OpOverload) else None), key
 
 
 def _home(definition: Any | None) -> str | None:
@@ -204,12 +215,6 @@ def _home(definition: Any | None) -> str | None:
 def _home_at(path: str) -> str | None:
     path = os.path.abspath(path) if path else ""
     return module_of_file(path) if path.startswith(_TORCH_ROOT) else None
-
-
-def _custom_op(qualified: str) -> Any | None:
-    from torch._library.custom_ops import OPDEFS
-
-    return OPDEFS.get(qualified)
 
 
 def _parts_of(definition: Any) -> Iterator[tuple[str, Part]]:
@@ -289,11 +294,7 @@ def _opened(value: Any) -> Any:
 
 def _held(function: types.FunctionType, seen: set[int]) -> Iterator[Any]:
     """Yield the program's values that a wrapper of torch's holds, and functions that these wrappers made for it."""
-    for cell in function.__closure__ or ():
-        try:
-            content = cell.cell_contents
-        except ValueError:  # empty
-            continue
+    for content in own_code.cells_of(function):
         if id(content) in seen or isinstance(content, (OpOverload, torch.library.Library, torch._C.DispatchKeySet)):
             continue
         seen.add(id(content))

@@ -70,6 +70,7 @@ def _differs(read: Reader, value: Any) -> bool:
 
 Reader = Callable[[], Any]
 Writer = Callable[[Any], None]
+Switches = dict[str, tuple[Reader, Writer | None]]
 
 #: Switches that affect only C++ code.
 OF_CPU = frozenset(("num_threads",))
@@ -119,49 +120,57 @@ def _specialize_floats(names: list[str]) -> None:
     TensorifyState.force_specializations = set(names)
 
 
-def _table() -> dict[str, tuple[Reader, Writer | None]]:
-    """Return name -> (read, write). Names that this release of torch lacks are left out.
+def _pairs(owner: Any, **names: tuple[str, str]) -> Switches:
+    """Return the switches with these getters and setters of an object; names that it lacks are left out."""
+    return {
+        name: (getattr(owner, getter), getattr(owner, setter))
+        for name, (getter, setter) in names.items()
+        if hasattr(owner, getter) and hasattr(owner, setter)
+    }
 
-    A switch that sets others (the precision of products by its old name) comes before them.
-    """
-    table: dict[str, tuple[Reader, Writer | None]] = {}
+
+def _numbers(**names: tuple[str, str]) -> Switches:
+    """Return the same for enumerations of torch's, by number."""
+    found = {name: _enumerated(torch._C, *accessors) for name, accessors in names.items()}
+    return {name: accessors for name, accessors in found.items() if accessors is not None}
+
+
+def _of_tensors() -> Switches:
+    return {
+        "default_dtype": (
+            lambda: _dtype_name(torch.get_default_dtype()),
+            lambda name: torch.set_default_dtype(getattr(torch, name)),
+        ),
+        "default_device": (_default_device, torch.set_default_device),
+        "num_threads": (torch.get_num_threads, torch.set_num_threads),
+        "flush_denormal": (lambda: _DENORMAL * _ONE == 0.0, torch.set_flush_denormal),
+        "deterministic": (
+            lambda: [
+                torch.are_deterministic_algorithms_enabled(),
+                torch.is_deterministic_algorithms_warn_only_enabled(),
+            ],
+            lambda pair: torch._C._set_deterministic_algorithms(pair[0], warn_only=pair[1]),
+        ),
+        "fill_uninitialized_memory": _attribute(torch.utils.deterministic, "fill_uninitialized_memory"),
+    }
+
+
+def _of_autograd() -> Switches:
+    """Return switches that the autograd engine and AOTAutograd read."""
     core: Any = torch._C
-
-    def pairs(owner: Any, **names: tuple[str, str]) -> None:
-        for name, (getter, setter) in names.items():
-            if hasattr(owner, getter) and hasattr(owner, setter):
-                table[name] = (getattr(owner, getter), getattr(owner, setter))
-
-    def numbers(**names: tuple[str, str]) -> None:
-        for name, (getter, setter) in names.items():
-            if (accessors := _enumerated(core, getter, setter)) is not None:
-                table[name] = accessors
-
-    table["default_dtype"] = (
-        lambda: _dtype_name(torch.get_default_dtype()),
-        lambda name: torch.set_default_dtype(getattr(torch, name)),
-    )
-    table["default_device"] = (_default_device, torch.set_default_device)
-    table["num_threads"] = (torch.get_num_threads, torch.set_num_threads)
-    table["flush_denormal"] = (lambda: _DENORMAL * _ONE == 0.0, torch.set_flush_denormal)
-    table["deterministic"] = (
-        lambda: [torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()],
-        lambda pair: core._set_deterministic_algorithms(pair[0], warn_only=pair[1]),
-    )
-    table["fill_uninitialized_memory"] = _attribute(torch.utils.deterministic, "fill_uninitialized_memory")
-
-    # Read by the autograd engine and AOTAutograd.
-    table["anomaly"] = (
-        lambda: [torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()],
-        lambda pair: torch.set_anomaly_enabled(*pair),
-    )
-    # Floats that a pass asked Dynamo to specialize in an earlier trace: the pass does not ask twice.
-    table["specialized_floats"] = (_specialized_floats, _specialize_floats)
-    table["saved_tensor_hooks_disabled"] = (
-        core._autograd._saved_tensors_hooks_get_disabled_error_message,
-        _disable_saved_tensor_hooks,
-    )
-    pairs(
+    switches: Switches = {
+        "anomaly": (
+            lambda: [torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()],
+            lambda pair: torch.set_anomaly_enabled(*pair),
+        ),
+        # Floats that a pass asked Dynamo to specialize in an earlier trace: the pass does not ask twice.
+        "specialized_floats": (_specialized_floats, _specialize_floats),
+        "saved_tensor_hooks_disabled": (
+            core._autograd._saved_tensors_hooks_get_disabled_error_message,
+            _disable_saved_tensor_hooks,
+        ),
+    }
+    switches |= _pairs(
         core,
         grad=("is_grad_enabled", "_set_grad_enabled"),
         forward_grad=("_is_fwd_grad_enabled", "_set_fwd_grad_enabled"),
@@ -177,7 +186,7 @@ def _table() -> dict[str, tuple[Reader, Writer | None]]:
         ),
         autocast_cache=("is_autocast_cache_enabled", "set_autocast_cache_enabled"),
     )  # fmt: skip
-    pairs(
+    switches |= _pairs(
         core._functorch,
         vmap_fallback=("_is_vmap_fallback_enabled", "_set_vmap_fallback_enabled"),
         inplace_requires_grad=("get_inplace_requires_grad_allowed", "set_inplace_requires_grad_allowed"),
@@ -187,13 +196,18 @@ def _table() -> dict[str, tuple[Reader, Writer | None]]:
         ),
     )
     if hasattr(core, "_functionalization_reapply_views_tls"):
-        table["reapply_views"] = (core._functionalization_reapply_views_tls, torch._functionalize_enable_reapply_views)
-    numbers(torch_function=("_get_torch_function_state", "_set_torch_function_state"))
-    for device in AUTOCAST_DEVICES:
-        table[f"autocast_{device}"] = _autocast(device)
+        switches["reapply_views"] = (
+            core._functionalization_reapply_views_tls,
+            torch._functionalize_enable_reapply_views,
+        )
+    switches |= _numbers(torch_function=("_get_torch_function_state", "_set_torch_function_state"))
+    return switches | {f"autocast_{device}": _autocast(device) for device in AUTOCAST_DEVICES}
 
-    # Selection of operators' kernels.
-    pairs(
+
+def _of_kernels() -> Switches:
+    """Return switches that select operators' kernels."""
+    core: Any = torch._C
+    switches = _pairs(
         core,
         sdp_flash=("_get_flash_sdp_enabled", "_set_sdp_use_flash"),
         sdp_flash_3=("_get_fa3_sdp_enabled", "_set_sdp_use_fa3"),
@@ -221,26 +235,29 @@ def _table() -> dict[str, tuple[Reader, Writer | None]]:
         native_aot=("_get_native_aot_enabled", "_set_native_aot_enabled"),
         native_aot_masked=("_get_native_aot_unconditional_masked", "_set_native_aot_unconditional_masked"),
     )
-    table["sdp_priority"] = (
+    switches["sdp_priority"] = (
         lambda: [int(b) for b in core._get_sdp_priority_order()],
         lambda order: core._set_sdp_priority_order(list(order)),
     )
-    numbers(
+    switches |= _numbers(
         blas=("_get_blas_preferred_backend", "_set_blas_preferred_backend"),
         linalg=("_get_linalg_preferred_backend", "_set_linalg_preferred_backend"),
         rocm_flash=("_get_rocm_fa_preferred_backend", "_set_rocm_fa_preferred_backend"),
     )
-    table["flash_implementation"] = (_flash_implementation, None)  # its kernels run in the program's process
+    switches["flash_implementation"] = (_flash_implementation, None)  # its kernels run in the program's process
     if hasattr(torch.backends, "python_native"):
-        table["python_native"] = (_native_filters, _set_native_filters)
-    table["opt_einsum"] = _attribute(torch.backends.opt_einsum, "enabled")
-    table["opt_einsum_strategy"] = _attribute(torch.backends.opt_einsum, "strategy")
-    table["mha_fastpath"] = (torch.backends.mha.get_fastpath_enabled, torch.backends.mha.set_fastpath_enabled)
+        switches["python_native"] = (_native_filters, _set_native_filters)
+    return switches | {
+        "opt_einsum": _attribute(torch.backends.opt_einsum, "enabled"),
+        "opt_einsum_strategy": _attribute(torch.backends.opt_einsum, "strategy"),
+        "mha_fastpath": (torch.backends.mha.get_fastpath_enabled, torch.backends.mha.set_fastpath_enabled),
+    }
 
-    # Precision.
-    pairs(
+
+def _of_precision() -> Switches:
+    core: Any = torch._C
+    switches = _pairs(
         core,
-        float32_matmul_precision=("get_float32_matmul_precision", "_set_float32_matmul_precision"),
         cpu_allow_fp16_reduced_precision_reduction=(
             "_get_cpu_allow_fp16_reduced_precision_reduction",
             "_set_cpu_allow_fp16_reduced_precision_reduction",
@@ -248,32 +265,36 @@ def _table() -> dict[str, tuple[Reader, Writer | None]]:
         onednn_allow_tf32=("_get_onednn_allow_tf32", "_set_onednn_allow_tf32"),
         cuda_allow_fp16_accumulation=("_get_cublas_allow_fp16_accumulation", "_set_cublas_allow_fp16_accumulation"),
     )
-    table["float32_matmul_precision"] = (torch.get_float32_matmul_precision, core._set_float32_matmul_precision)
+    # A switch that sets others (the precision of products by its old name) comes before them.
+    switches["float32_matmul_precision"] = (torch.get_float32_matmul_precision, core._set_float32_matmul_precision)
     for dtype in ("fp16", "bf16"):
-        table[f"cuda_allow_{dtype}_reduced_precision_reduction"] = _reduction(dtype)
+        switches[f"cuda_allow_{dtype}_reduced_precision_reduction"] = _reduction(dtype)
     # By operator (these replaced allow_tf32 one release at a time); the general ones first.
     for backend in ("generic", "cuda", "mkldnn"):
         for operator in ("all", "matmul", "conv", "rnn") if backend != "generic" else ("all",):
-            table[f"fp32_precision_{backend}_{operator}"] = _fp32_precision(backend, operator)
+            switches[f"fp32_precision_{backend}_{operator}"] = _fp32_precision(backend, operator)
+    return switches
 
-    table.update({name: compile_flags.accessors(name) for name in compile_flags.FLAGS})
 
-    # Globals of Python modules.
-    table["distribution_validation"] = _attribute(torch.distributions.Distribution, "_validate_args")  # set by Dynamo
-    table["checkpoint_early_stop"] = _later("torch.utils.checkpoint", "_enable_checkpoint_early_stop", None)
+def _of_modules() -> Switches:
+    """Return globals of Python modules, and facts that are set once."""
+    switches: Switches = {
+        "distribution_validation": _attribute(torch.distributions.Distribution, "_validate_args"),  # set by Dynamo
+        "checkpoint_early_stop": _later("torch.utils.checkpoint", "_enable_checkpoint_early_stop", None),
+    }
     for name, default in (
         ("_FORCE_MIN_COST_REDISTRIBUTION_PLAN", None),
         ("_DISABLE_REDISTRIBUTE_TRANSFORM_OPTIMIZATION", False),
     ):
-        table[f"dtensor{name.lower()}"] = _later("torch.distributed.tensor._redistribute", name, default)
-    table["numpy_dtypes"] = (_numpy_dtypes, _set_numpy_dtypes)
+        switches[f"dtensor{name.lower()}"] = _later("torch.distributed.tensor._redistribute", name, default)
+    switches["numpy_dtypes"] = (_numpy_dtypes, _set_numpy_dtypes)
     semi_structured = getattr(torch.sparse, "SparseSemiStructuredTensor", None)
     for name in ("_FORCE_CUTLASS", "_FUSE_TRANSPOSE", "_DEFAULT_ALG_ID"):
         if hasattr(semi_structured, name):
-            table[f"semi_structured{name.lower()}"] = _attribute(semi_structured, name)
-    table["private_device"] = (core._get_privateuse1_backend_name, None)  # set once, by its library
-    table["process_group"] = (process_groups.initialized, None)  # a worker is shown a stand-in
-    return table
+            switches[f"semi_structured{name.lower()}"] = _attribute(semi_structured, name)
+    switches["private_device"] = (torch._C._get_privateuse1_backend_name, None)  # set once, by its library
+    switches["process_group"] = (process_groups.initialized, None)  # a worker is shown a stand-in
+    return switches
 
 
 def _autocast(device: str) -> tuple[Reader, Writer]:
@@ -366,7 +387,15 @@ def _set_native_filters(wanted: list[list[str]]) -> None:
 
 
 AUTOCAST_DEVICES: tuple[str, ...] = tuple(torch._C._autocast_supported_devices())
-TABLE = _table()
+#: Name -> (read, write). Names that this release of torch lacks are left out.
+TABLE: Switches = {
+    **_of_tensors(),
+    **_of_autograd(),
+    **_of_kernels(),
+    **_of_precision(),
+    **{name: compile_flags.accessors(name) for name in compile_flags.FLAGS},
+    **_of_modules(),
+}
 
 #: Per-thread switches; all others belong to the process.
 OF_A_THREAD = frozenset(

@@ -119,7 +119,7 @@ class Measure(Protocol):
     def compile(self, name: str, source: str) -> Future[bytes]:
         """Start to compile a kernel for the process that will time it."""
 
-    def known(self, question: TimingQuestion) -> bool:
+    def is_known(self, question: TimingQuestion) -> bool:
         """Return whether the answer is known, so that no compile is needed for it."""
 
     def times(self, question: TimingQuestion) -> list[float] | None:
@@ -196,7 +196,7 @@ class _Precompile:
         self._choices = list(choices)
         self._begun: dict[str, Future[bytes]] = {}
         templates = [choice for choice in self._choices if _module_path(choice) is not None]
-        if templates and measure.known(_selection(choices, templates[0].input_nodes, templates[0].layout, None)):
+        if templates and measure.is_known(_selection(choices, templates[0].input_nodes, templates[0].layout, None)):
             return
         for choice in templates:
             path = choice.bmreq.module_path
@@ -294,7 +294,7 @@ class _Generated:
         from torch._inductor.codecache import PyCodeCache
 
         self.source = source
-        known = measure.known(Fused(source, _SPILLS))
+        known = measure.is_known(Fused(source, _SPILLS))
         self._compiling = None if known else measure.compile("triton_", source)
         _, self.__file__ = PyCodeCache.write(source)
         self.triton_ = self

@@ -77,7 +77,7 @@ class Compiled:
         self.optimize_memory = bool(autotuner.optimize_mem)
         meta = autotuner.inductor_meta
         self.spill_limit: int | None = None if autotuner.custom_kernel else meta.get("spill_threshold", 16)
-        self.told: dict[str, Any] = {
+        self.report: dict[str, Any] = {
             "kernel_file": "",
             "kernel_hash": autotuner.kernel_hash,
             "kernel_backend": "triton",

@@ -93,15 +93,15 @@ def debug_mode() -> Any:
 
 
 def observed(
-    launch: Launch, names: Sequence[str], told: dict[str, Any], arguments: tuple[Any, ...], stream: int
+    launch: Launch, names: Sequence[str], report: dict[str, Any], arguments: tuple[Any, ...], stream: int
 ) -> None:
     """Launch, and report to an active profiler or debug mode. `names` are those of the kernel's parameters."""
     mode, record = debug_mode(), None
     if mode is not None:
         values = dict(zip(names, arguments, strict=False))
-        record = mode.record_triton_kernel(kernel_name=told["kernel_name"], kwargs=values)
+        record = mode.record_triton_kernel(kernel_name=report["kernel_name"], kwargs=values)
     if profiler._is_profiler_enabled:
-        with torch._C._profiler._RecordFunctionFast(told["kernel_name"], arguments, {**told, "stream": stream}):
+        with torch._C._profiler._RecordFunctionFast(report["kernel_name"], arguments, {**report, "stream": stream}):
             launch(*arguments, stream)
     else:
         launch(*arguments, stream)

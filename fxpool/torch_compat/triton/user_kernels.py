@@ -65,7 +65,7 @@ def describe(call: torch.fx.Node) -> Description:
     return Description(_table().get_kernel(call.kwargs["kernel_idx"]))
 
 
-def place(call: torch.fx.Node) -> int:
+def kernel_index(call: torch.fx.Node) -> int:
     """Return the index of the kernel that a node calls, in this process's table."""
     index = call.kwargs["kernel_idx"]
     assert isinstance(index, int)
@@ -184,7 +184,7 @@ def add_constants(data: Any) -> int:
 # --- values -------------------------------------------------------------------------------
 
 
-def _plain(value: Any, what: str) -> Any:
+def _plain(value: Any, label: str) -> Any:
     """Return numbers, text and None unchanged, anything else as a list that begins with its kind."""
     kind = type(value)
     if value is None or kind in (bool, str):
@@ -194,9 +194,9 @@ def _plain(value: Any, what: str) -> Any:
     if kind is float:
         return value if math.isfinite(value) else ["float", repr(value)]
     if kind in (tuple, list):
-        return [kind.__name__, *(_plain(item, what) for item in value)]
+        return [kind.__name__, *(_plain(item, label) for item in value)]
     if kind is dict:
-        return ["dict", *([_plain(name, what), _plain(item, f"{name} in {what}")] for name, item in value.items())]
+        return ["dict", *([_plain(name, label), _plain(item, f"{name} in {label}")] for name, item in value.items())]
     if kind is torch.dtype:
         return ["torch", str(value).removeprefix("torch.")]
     from triton.language import constexpr, dtype
@@ -204,8 +204,8 @@ def _plain(value: Any, what: str) -> Any:
     if kind is dtype and dtype(value.name) == value:
         return ["triton", value.name]
     if kind is constexpr:
-        return ["constexpr", _plain(value.value, what)]
-    raise NotDescribedError("triton_kernel_constant", f"{what}: {kind.__module__}.{kind.__qualname__}")
+        return ["constexpr", _plain(value.value, label)]
+    raise NotDescribedError("triton_kernel_constant", f"{label}: {kind.__module__}.{kind.__qualname__}")
 
 
 def _value(data: Any) -> Any:

@@ -64,8 +64,7 @@ REMOVALS = (
             ["codecache/test_local_store.py::test_damaged_blobs_are_set_aside_and_counted"]),
     # Inductor compiles its C++ kernels itself.
     Removal(11, "lowering/worker/compiler.py",
-            "        cpp, sources = commands.collecting(linking.take, linking.begin), building.collecting()",
-            "        cpp, sources = contextlib.nullcontext(), building.collecting()",
+            "                commands.collecting(self.cpp.take, self.cpp.begin),\n", "",
             ["lowering/cpp/test_cpp_wrappers.py::test_a_hit_calls_no_compiler"]),
     # The generated text is missing in tracebacks.
     Removal(12, _OUTPUT_CODE, "        linecache.cache[wrapper.name] = (", "        _ = (",
@@ -102,7 +101,8 @@ REMOVALS = (
             '    raise PoolUnavailableError("removed")\n    progress = None',
             ["lowering/fallback/test_failures.py::test_a_killed_worker_costs_a_retry"]),
     # A worker compiles under its own switches, configuration and passes.
-    Removal(21, "lowering/worker/compiler.py", "        ambient.entered(request.ambient),\n", "",
+    Removal(21, "lowering/worker/compiler.py",
+            "    with ambient.entered(request.ambient), log_state", "    with log_state",
             ["lowering/request/test_configured_code.py::test_a_vouched_pass_of_the_options_runs_in_a_worker"]),
     # The wish for graphs is not passed on; nor, of one after AOTAutograd, what it was compiled with.
     Removal(22, "fxpool/torch_compat/inductor/inner.py", "    arguments = dict(arguments)\n    if arguments.get",

@@ -20,9 +20,9 @@ import fxpool
 from fxpool.codecache.key import system
 from fxpool.lowering.cpp import cpu_tuning
 from fxpool.torch_compat.cpp import timed_choices
-from fxpool.torch_compat.cpp.timed_choices import Asked
+from fxpool.torch_compat.cpp.timed_choices import Selection
 
-ASKED = Asked("linear", "64x256 256x256", None, "highest", ["template", "library"])
+ASKED = Selection("linear", "64x256 256x256", None, "highest", ["template", "library"])
 TIMES = {"template": 0.5, "library": 0.25}
 
 

@@ -19,7 +19,7 @@ from torch._inductor.async_compile import AsyncCompile
 from fxpool.lowering.cpp import kernels
 from fxpool.lowering.cpp.built import BuiltLibraries, BuiltLinking
 from fxpool.lowering.cpp.library import Library
-from fxpool.torch_compat.cpp import commands, cpp_wrappers, source_kernels
+from fxpool.torch_compat.cpp import commands, cpp_wrappers
 
 LIBRARY = 'extern "C" int kernel(int* values) { values[0] += 1; return 0; }'
 BINDINGS = """
@@ -64,7 +64,7 @@ def test_a_library_of_c_functions(tmp_path: Path) -> None:
     try:
         with linking.collecting():
             made = AsyncCompile().cpp(LIBRARY)
-            assert isinstance(made, source_kernels.CollectedKernel)
+            assert isinstance(made, cpp_wrappers.Collected)
             AsyncCompile().cpp(LIBRARY)
         (name,) = linking.names.values()
         values = (ctypes.c_int * 1)(41)
@@ -111,7 +111,7 @@ def test_wrappers_of_graphs_that_are_called_through_cpp(monkeypatch: pytest.Monk
     try:
         with linking.collecting():
             made = codecache.CppWrapperCodeCache.load_pybinding(argtypes=[], main_code="int f();")
-        assert isinstance(made, cpp_wrappers.CollectedWrapper)
+        assert isinstance(made, cpp_wrappers.Collected)
         assert linking.libraries() == [b"library"] and len(built) == 1
         assert list(linking.names.values()) == ["e0"]
     finally:

@@ -152,7 +152,7 @@ class Compiles:
         self.compiled.append(source)
         return self.answer
 
-    def known(self, question: autotuning.TimingQuestion) -> bool:
+    def is_known(self, question: autotuning.TimingQuestion) -> bool:
         return False
 
     def times(self, question: autotuning.TimingQuestion) -> list[float] | None:
@@ -288,7 +288,7 @@ def test_times_of_another_format_are_not_taken(tmp_path: Path, monkeypatch: pyte
     tuning._keep(question(2), [0.5, 0.25])
     assert tuning.times(question(2)) == [0.5, 0.25]
     monkeypatch.setattr(autotune, "_FORMAT", autotune._FORMAT + 1)
-    assert not tuning.known(question(2))
+    assert not tuning.is_known(question(2))
 
 
 def test_an_entry_tells_people_what_was_decided_by_time() -> None:

@@ -15,6 +15,7 @@ import torch
 
 from fxpool.lowering.worker import wrapper
 from fxpool.torch_compat.inductor import importable, output_code
+from fxpool.torch_compat.inductor.output_code import LinkedWrapper
 
 HEADER = """
 from ctypes import c_void_p, c_long, c_int
@@ -61,7 +62,7 @@ def generated(body: str, kernels: str = "") -> str:
     return HEADER + kernels + FOOTER.replace("BODY", body)
 
 
-def run(linked: wrapper.LinkedWrapper, library: Any = None) -> dict[str, Any]:
+def run(linked: LinkedWrapper, library: Any = None) -> dict[str, Any]:
     space: dict[str, Any] = {"_fxpool_library": library}
     exec(marshal.loads(linked.code), space)
     return space

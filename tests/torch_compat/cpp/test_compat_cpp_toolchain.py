@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 import types
 from collections.abc import Iterator
 
@@ -13,6 +14,7 @@ from torch._inductor import cpp_builder, cpu_vec_isa
 
 from fxpool.torch_compat import versions
 from fxpool.torch_compat.cpp import cpp_toolchain
+from fxpool.torch_compat.patching import cached_functions
 
 
 @pytest.fixture(autouse=True)
@@ -67,12 +69,14 @@ def test_inductor_forgets_its_compiler_when_it_changes(monkeypatch: pytest.Monke
 
 
 def test_functions_that_remember_a_compiler_are_found() -> None:
-    names = {function.__name__ for function in cpp_toolchain._cached_in(cpp_builder)}
+    names = {function.__name__ for function in cached_functions(cpp_builder.__name__)}
     assert {"is_gcc", "is_clang", "cpp_compiler_search"} & names, names
-    assert "valid_vec_isa_list" in {function.__name__ for function in cpp_toolchain._cached_in(cpu_vec_isa)}
+    assert "valid_vec_isa_list" in {function.__name__ for function in cached_functions(cpu_vec_isa.__name__)}
 
 
-def test_cached_methods_of_classes_are_found_and_those_of_other_modules_are_not() -> None:
+def test_cached_methods_of_classes_are_found_and_those_of_other_modules_are_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     module = types.ModuleType("compat_module")
 
     class Owner:
@@ -83,4 +87,5 @@ def test_cached_methods_of_classes_are_found_and_those_of_other_modules_are_not(
     Owner.__module__ = "compat_module"
     module.Owner = Owner  # type: ignore[attr-defined]
     module.imported = functools.cache(lambda: 1)  # type: ignore[attr-defined]
-    assert cpp_toolchain._cached_in(module) == [vars(Owner)["method"]]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    assert cached_functions(module.__name__) == [vars(Owner)["method"]]

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from fxpool.torch_compat.cpp import cpp_wrappers
-from fxpool.torch_compat.cpp.cpp_wrappers import CollectedWrapper
+from fxpool.torch_compat.cpp.cpp_wrappers import Collected
 
 GENERATED = """
 source = '''int main;'''
@@ -49,7 +49,7 @@ def test_a_wrapper_is_taken_by_the_digest_of_its_generated_call(monkeypatch: pyt
     }
     with cpp_wrappers.collecting(lambda digest, source, build: taken.append(digest)):
         wrapper = CppWrapperCodeCache.load_pybinding(**arguments)
-    assert isinstance(wrapper, CollectedWrapper) and vars(CppWrapperCodeCache).get("load_pybinding") is before
+    assert isinstance(wrapper, Collected) and vars(CppWrapperCodeCache).get("load_pybinding") is before
     with pytest.raises(RuntimeError, match="called in the process that compiled it"):
         wrapper()
     assert builders == [((), arguments)]

@@ -117,7 +117,7 @@ def test_a_library_that_was_built_before_is_put_where_inductor_would_have_it(
     monkeypatch.setattr(cache, "compile", classmethod(compile))
     monkeypatch.setattr(source_compilers, "command", lambda kind, sources, made, arguments: ["nvcc", *arguments])
     builds, ticks = Builds(known=b"earlier"), iter([1.0, 3.5])
-    with source_compilers.kept(builds, lambda: next(ticks)):
+    with source_compilers.reusing_builds(builds, lambda: next(ticks)):
         path, key, source = cache.compile("known", "so", ["-DX"])
         assert Path(path).read_bytes() == b"earlier" and (key, source) == ("known", str(tmp_path / "known.cu"))
         assert Path(cache.compile("unknown", "so")[0]).read_bytes() == b"built"

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from fxpool.torch_compat.cpp import source_kernels
-from fxpool.torch_compat.cpp.source_kernels import CPP, CUDA, HALIDE, KINDS, ROCM, Built, CollectedKernel
+from fxpool.torch_compat.cpp.cpp_wrappers import Collected
+from fxpool.torch_compat.cpp.source_kernels import CPP, CUDA, HALIDE, KINDS, ROCM, Built
 
 
 def generated(text: str) -> str | None:
@@ -49,7 +50,7 @@ def test_kernels_are_collected_under_the_digests_of_their_generated_calls(not_bu
     assert taken == [(kind, digest) for kind, digest in expected.items() if kind in here]
     assert len(set(taken)) == len(taken)
     for kernel in made:
-        assert isinstance(kernel, CollectedKernel)
+        assert isinstance(kernel, Collected)
         with pytest.raises(RuntimeError, match="called in the process that compiled it"):
             kernel()
 

@@ -12,7 +12,7 @@ import torch._inductor.config as inductor_config
 from torch._inductor.codecache import PersistentCache
 
 from fxpool.torch_compat.cpp import timed_choices
-from fxpool.torch_compat.cpp.timed_choices import Asked
+from fxpool.torch_compat.cpp.timed_choices import Selection
 
 
 class Choice:
@@ -28,18 +28,18 @@ class Choice:
 
 class Times:
     def __init__(self, known: dict[str, float]) -> None:
-        self.known, self.asked, self.alone_for = known, list[Asked](), list[Asked]()
+        self.known, self.asked, self.alone_for = known, list[Selection](), list[Selection]()
 
-    def find(self, asked: Asked) -> dict[str, float] | None:
+    def find(self, asked: Selection) -> dict[str, float] | None:
         self.asked.append(asked)
         return self.known if all(one in self.known for one in asked.candidates) else None
 
     @contextlib.contextmanager
-    def alone(self, asked: Asked) -> Iterator[None]:
+    def alone(self, asked: Selection) -> Iterator[None]:
         self.alone_for.append(asked)
         yield
 
-    def keep(self, asked: Asked, times: dict[str, float]) -> None:
+    def keep(self, asked: Selection, times: dict[str, float]) -> None:
         self.known.update(times)
 
 
@@ -56,7 +56,9 @@ def test_known_times_are_given_without_a_measurement() -> None:
     with timed_choices.answered(times):
         assert lookup(PersistentCache(), CHOICES, None) == {CHOICES[0]: 1.0, CHOICES[1]: 2.5}
     (asked,) = times.asked
-    assert asked == Asked("mm", "[(2, 3), (3, 4)]", None, torch.get_float32_matmul_precision(), ["template", "aten"])
+    assert asked == Selection(
+        "mm", "[(2, 3), (3, 4)]", None, torch.get_float32_matmul_precision(), ["template", "aten"]
+    )
     assert asked.identity() == ["mm", "[(2, 3), (3, 4)]", None, "highest"]
 
 

@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from fxpool.torch_compat.dynamo import shape_env
-from fxpool.torch_compat.dynamo.shape_env import Place
+from fxpool.torch_compat.dynamo.shape_env import Location
 
 
 def fake_of(tensor: torch.Tensor, name: str = "x", env: ShapeEnv | None = None) -> Any:
@@ -137,16 +137,21 @@ def test_each_symbol_is_read_from_a_place_in_the_arguments() -> None:
     fake = mode.from_tensor(real, symbolic_context=context, source=LocalSource("x"))
     places = shape_env.places([number, fake])
     arguments = [7, real]
-    assert places[name_of(number)] == Place(0, "value")
+    assert places[name_of(number)] == Location(0, "value")
     assert {name: place.value_in(arguments) for name, place in places.items()} == shape_env.values(env)
     assert sorted({place.kind for place in places.values()} - {"storage_offset"}) == ["size", "stride", "value"]
 
 
 @pytest.mark.parametrize(
     ("place", "value"),
-    [(Place(0, "size", 1), 3), (Place(0, "stride", 0), 4), (Place(0, "storage_offset"), 5), (Place(1, "item"), 8)],
+    [
+        (Location(0, "size", 1), 3),
+        (Location(0, "stride", 0), 4),
+        (Location(0, "storage_offset"), 5),
+        (Location(1, "item"), 8),
+    ],
 )
-def test_a_place_has_a_call_s_value(place: Place, value: int) -> None:
+def test_a_place_has_a_call_s_value(place: Location, value: int) -> None:
     assert place.value_in([torch.empty(40).as_strided((2, 3), (4, 1), 5), torch.tensor(8)]) == value
 
 

@@ -13,7 +13,7 @@ from fxpool.torch_compat.inductor.debug_files import DebugFiles
 
 
 def test_nothing_is_asked_for_by_default() -> None:
-    assert debug_files.asked() is None
+    assert debug_files.requested() is None
 
 
 def test_the_program_s_directory_and_options_are_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -26,7 +26,7 @@ def test_the_program_s_directory_and_options_are_asked_for(tmp_path: Path, monke
         dynamo_config.patch(debug_dir_root=str(tmp_path / "debug")),
         inductor_config.patch({"trace.enabled": True, "trace.graph_diagram": True, "trace.debug_dir": "mine"}),
     ):
-        files = debug_files.asked()
+        files = debug_files.requested()
         assert files is not None
         assert files.directory == os.path.abspath(get_debug_dir()) and files.log
         assert files.directory.startswith(str(tmp_path / "debug"))
@@ -37,7 +37,7 @@ def test_the_program_s_directory_and_options_are_asked_for(tmp_path: Path, monke
 
 def test_a_function_of_the_program_s_stays() -> None:
     with inductor_config.patch({"trace.enabled": True, "trace.upload_tar": print}):
-        files = debug_files.asked()
+        files = debug_files.requested()
     assert files is not None and "trace.upload_tar" not in files.options
 
 
@@ -52,8 +52,9 @@ def test_files_are_written_as_they_were_asked_for_elsewhere(monkeypatch: pytest.
         assert inductor_config.trace.enabled is True and inductor_config.trace.fx_graph is False
     assert debug.get_debug_dir is original and os.environ["TORCH_COMPILE_DEBUG"] == "0"
     assert inductor_config.trace.enabled is False
+    monkeypatch.setenv("TORCH_COMPILE_DEBUG", "1")
     with debug_files.written(DebugFiles("/somewhere", {}, log=False)):
-        assert "TORCH_COMPILE_DEBUG" not in os.environ
+        assert os.environ["TORCH_COMPILE_DEBUG"] == "0"
     with debug_files.written(None):
         assert debug.get_debug_dir is original
 

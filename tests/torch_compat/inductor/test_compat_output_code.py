@@ -27,14 +27,10 @@ def call(args):
 """
 
 
-class Wrapper:
-    """A linked wrapper, as plain data."""
-
-    def __init__(self, **changed: Any) -> None:
-        self.name, self.code = "<compat wrapper>", marshal.dumps(compile(CODE, "<compat wrapper>", "exec"))
-        self.kernels, self.triton, self.built = 1, 0, 0
-        self.operators, self.unlinked, self.devices = list[str](), list[str](), list[int]()
-        vars(self).update(changed)
+def wrapper_with(**changed: Any) -> output_code.LinkedWrapper:
+    code = marshal.dumps(compile(CODE, "<compat wrapper>", "exec"))
+    facts = {"code": code, "kernels": 1, "triton": 0, "operators": [], "unlinked": [], **changed}
+    return output_code.LinkedWrapper("<compat wrapper>", **facts)
 
 
 class Surroundings:
@@ -79,7 +75,7 @@ def linked(compiled: Any, **changed: Any) -> Any:
     assert output_code.name_of(graph) == f"<{graph.cache_key}>"
     graph.fx_kwargs = {"is_inference": True, "get_decomp_fn": linked}
     graph.constants = {"offset": torch.tensor(10.0)}
-    output_code.link(graph, Wrapper(**changed))
+    output_code.link(graph, wrapper_with(**changed))
     assert "get_decomp_fn" not in graph.fx_kwargs
     arrived = pickle.loads(pickle.dumps(graph))
     assert output_code.is_linked(arrived) and output_code.name_of(arrived) == "<compat wrapper>"

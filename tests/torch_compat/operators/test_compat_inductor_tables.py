@@ -12,7 +12,7 @@ import torch
 
 from fxpool.torch_compat.operators import by_value, inductor_tables, operator_tables
 from fxpool.torch_compat.operators.operator_tables import DECOMPOSED, LOWERED
-from fxpool.torch_compat.operators.otherwise import Otherwise
+from fxpool.torch_compat.operators.otherwise import OperatorOverride
 
 aten = torch.ops.aten
 
@@ -107,7 +107,7 @@ def test_a_function_in_a_table_is_of_its_operator(
     assert changed() == {name: mine}
     (entry,) = [entry for entry in inductor_tables.entries() if entry.name == name]
     assert entry.operator is aten.sin.default and not entry.is_torchs
-    assert inductor_tables.of_operator(name) == [Otherwise(how, "aten.sin.default", name) for how in hows]
+    assert inductor_tables.of_operator(name) == [OperatorOverride(how, "aten.sin.default", name) for how in hows]
     (data,) = inductor_tables.for_a_worker(lambda entry: True)
     sent = by_value._loaded(data)
     assert (sent.module, sent.table, sent.key, sent.function) == (module, table, aten.sin.default, mine)

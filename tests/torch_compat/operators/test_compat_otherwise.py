@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fxpool.torch_compat.operators.operator_tables import DECOMPOSED, LOWERED
-from fxpool.torch_compat.operators.otherwise import MetError, Otherwise, forget_what_was_gathered, watched
+from fxpool.torch_compat.operators.otherwise import MetError, OperatorOverride, forget_what_was_gathered, watched
 
 aten = torch.ops.aten
 
@@ -17,7 +17,7 @@ def test_a_lowering_that_is_watched_ends_the_compile() -> None:
     from torch._inductor.lowering import lowerings
 
     before = lowerings[aten.sin.default], lowerings[aten.cos.default]
-    with watched([Otherwise(LOWERED, "aten.sin.default", "mine")]) as first_met:
+    with watched([OperatorOverride(LOWERED, "aten.sin.default", "mine")]) as first_met:
         assert first_met() == ""
         assert lowerings[aten.cos.default] is before[1]
         with pytest.raises(MetError, match="mine"):
@@ -37,7 +37,7 @@ def test_inductor_lowers_by_the_watched_table() -> None:
     fake = placeholder.meta["val"]
     for name, expected in (("aten.sin.default", "mine"), ("aten.cos.default", "")):
         lowering = GraphLowering(gm, example_inputs=[fake], shape_env=fake.fake_mode.shape_env)
-        with watched([Otherwise(LOWERED, name, "mine")]) as first_met:
+        with watched([OperatorOverride(LOWERED, name, "mine")]) as first_met:
             with V.set_graph_handler(lowering), V.set_fake_mode(fake.fake_mode):
                 if expected:
                     with pytest.raises(Exception, match="mine"):
@@ -50,13 +50,13 @@ def test_inductor_lowers_by_the_watched_table() -> None:
 def test_a_decomposition_is_watched_in_all_tables() -> None:
     from torch._inductor import decomposition
 
-    with watched([Otherwise(DECOMPOSED, "aten.addmm.default", "mine")]) as first_met:
+    with watched([OperatorOverride(DECOMPOSED, "aten.addmm.default", "mine")]) as first_met:
         with pytest.raises(MetError):
             decomposition.select_decomp_table()[aten.addmm.default]()
         assert first_met() == "mine"
     with decomposition.config.patch(fallback_random=False):
         for name in map(str, decomposition.extra_random_decomps):
-            with watched([Otherwise(DECOMPOSED, name, "random")]) as first_met:
+            with watched([OperatorOverride(DECOMPOSED, name, "random")]) as first_met:
                 table = decomposition.select_decomp_table()
                 (key,) = [key for key in decomposition.extra_random_decomps if str(key) == name]
                 with pytest.raises(MetError):
@@ -71,7 +71,7 @@ def test_an_operator_without_an_entry_gets_one_for_a_while() -> None:
     try:
         library.define("mine(Tensor x) -> Tensor")
         mine = torch.ops.compat_otherwise.mine.default
-        with watched([Otherwise(LOWERED, "compat_otherwise.mine.default", "registered")]) as first_met:
+        with watched([OperatorOverride(LOWERED, "compat_otherwise.mine.default", "registered")]) as first_met:
             with pytest.raises(MetError):
                 lowerings[mine]()
             assert first_met() == "registered"
@@ -81,7 +81,7 @@ def test_an_operator_without_an_entry_gets_one_for_a_while() -> None:
 
 
 def test_an_operator_that_is_made_meanwhile_was_met() -> None:
-    with watched([Otherwise(LOWERED, "compat_otherwise.late.default", "late")]) as first_met:
+    with watched([OperatorOverride(LOWERED, "compat_otherwise.late.default", "late")]) as first_met:
         assert first_met() == ""
         library = torch.library.Library("compat_otherwise", "FRAGMENT")
         try:

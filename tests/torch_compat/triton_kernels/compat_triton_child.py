@@ -102,7 +102,7 @@ def kernels_of_the_program() -> dict[str, Any]:
             "place": [described.module, described.name],
             "function": function is described.function,
             "same": again.data == described.data,
-            "new": index != user_kernels.place(node),
+            "new": index != user_kernels.kernel_index(node),
             "tuning": described.data[2] is not None,
             "constants": repr(made) == repr(values) or [repr(made), repr(values)],
         }
@@ -136,7 +136,7 @@ def compiled() -> dict[str, Any]:
         "written": made.written,
         "names": made.argument_names,
         "spill_limit": made.spill_limit,
-        "told": made.told["kernel_name"],
+        "told": made.report["kernel_name"],
         "files": len(files),
         "reasons": reasons,
     }

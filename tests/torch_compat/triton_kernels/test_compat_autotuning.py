@@ -47,7 +47,7 @@ class Measure:
             future.set_result(b"")
         return future
 
-    def known(self, question: Any) -> bool:
+    def is_known(self, question: Any) -> bool:
         return self.knows
 
     def times(self, question: Any) -> list[float] | None:

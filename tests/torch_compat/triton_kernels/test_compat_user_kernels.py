@@ -61,7 +61,7 @@ def test_constants_of_a_call_are_read_from_torch_s_table_and_put_into_it() -> No
     number = user_kernels.add_constants(json.loads(json.dumps(data)))
     assert user_kernels.constants(call_of(user_kernels._table().get_constant_args(number))) == data
     assert user_kernels._table().get_constant_args(number) == {"n": 3, "dtype": torch.float16}
-    assert user_kernels.place(node) == 41
+    assert user_kernels.kernel_index(node) == 41
 
 
 def test_a_device_by_name_has_no_description() -> None:
