@@ -6,6 +6,7 @@ not in a worker, because facts are compared with the program's objects, which no
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
 import sys
@@ -62,12 +63,9 @@ def make(call: Call, recorder: Recorder, entry_of: Callable[[Callable[..., Any]]
     """
     if recorder.refusal or recorder.guards is None or recorder.code is None:
         raise RefusedError(*(recorder.refusal or ("no_code", "Dynamo made no code")))
-    numbers: dict[str, int] = {}
-    installed: dict[int, list[Any]] = {}
     used = set(_names(recorder.code)) | recorder.globals()
-    for name in sorted(recorder.installed & used, key=_in_order):
-        number = numbers[name] = len(numbers)
-        installed[number] = _installed(name, call, recorder, entry_of)
+    numbers = {name: number for number, name in enumerate(sorted(recorder.installed & used, key=_in_order))}
+    installed = {number: _installed(name, call, recorder, entry_of) for name, number in numbers.items()}
     renamed = {name: f"__fxpool_0_{number}" for name, number in numbers.items()}
     for row in installed.values():
         if row[0] == "rest":
@@ -77,12 +75,8 @@ def make(call: Call, recorder: Recorder, entry_of: Callable[[Callable[..., Any]]
     looked_up = mentioned | computed
     added = frozenset(call.names) - recorder.before
     describer = Describer((function for function, *_ in recorder.results), looked_up, call.names, added)
-    heard = tree.Tree()
-    try:
-        if recorder.listener is not None:
-            heard = recorder.listener.tree(describer.identity, renamed)
-    except NoDescriptionError as error:
-        raise _undescribed(error) from error
+    with _describing():
+        heard = recorder.listener.tree(describer.identity, renamed) if recorder.listener is not None else tree.Tree()
     record = Record(
         guards=recorder.guards.renamed(renamed),
         tree=heard,
@@ -96,12 +90,11 @@ def make(call: Call, recorder: Recorder, entry_of: Callable[[Callable[..., Any]]
         answers=_answers(recorder),
         listed=_listed(recorder),
     )
-    try:
-        fitted = fit(record, call, describer)
-    except UnfitError as error:
-        raise RefusedError("own_guards", f"its own guards do not fit: {error}") from error
-    except NoDescriptionError as error:
-        raise _undescribed(error) from error
+    with _describing():
+        try:
+            fitted = fit(record, call, describer)
+        except UnfitError as error:
+            raise RefusedError("own_guards", f"its own guards do not fit: {error}") from error
     record.virtual = describer.virtual
     record.said, record.names = fitted.read.said, fitted.read.names
     record.texts = sorted(set(fitted.read.of_tree))
@@ -127,8 +120,13 @@ def _in_order(name: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
 
 
-def _undescribed(error: NoDescriptionError) -> RefusedError:
-    return RefusedError("object", f"no other process can tell whether it has the same: {error}")
+@contextlib.contextmanager
+def _describing() -> Iterator[None]:
+    """Refuse a frame with an object that can't be described."""
+    try:
+        yield
+    except NoDescriptionError as error:
+        raise RefusedError("object", f"no other process can tell whether it has the same: {error}") from error
 
 
 def _installed(

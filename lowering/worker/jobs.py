@@ -93,10 +93,13 @@ def compile_loaded(request: CompileRequest) -> CompileReply:
     if own is not None:
         _refuse_others_cpp(artifact, request, own)
     job.phase("publishing")
+    return _published(artifact, request)
+
+
+def _published(artifact: Artifact, request: CompileRequest) -> CompileReply:
+    """Write the entry of an artifact; return the reference to it, or the artifact if it may not be cached."""
     key = request.key_of(artifact.has_cpp())
-    if key is None or request.store is None:
-        return CompileReply(artifact=artifact)
-    if artifact.unkept or not publishing.is_admitted(artifact, request):
+    if key is None or request.store is None or artifact.unkept or not publishing.is_admitted(artifact, request):
         return CompileReply(artifact=artifact)
     try:
         store = LocalStore(request.store, request.bounds)
@@ -113,7 +116,7 @@ def compile_loaded(request: CompileRequest) -> CompileReply:
         unprepared=artifact.unprepared,
         phases=artifact.phases,
         guessed=artifact.guessed,
-        times=times,
+        times=artifact.times,
         found=artifact.reused,
     )
     return CompileReply(reference=reference)
