@@ -117,7 +117,7 @@ REMOVALS = (
             ["lowering/request/test_overlap.py"]),
     # An entry holds the weights.
     Removal(24, "fxpool/torch_compat/inductor/output_code.py",
-            "{id(tensor): number for number, tensor in enumerate(given)}", "dict[int, int]()",
+            "{id(tensor): number for number, tensor in enumerate(tensors)}", "dict[int, int]()",
             ["lowering/fallback/test_kept_after_autograd.py::test_frozen_weights_are_not_in_the_store"]),
     # A worker builds a package under its own configuration.
     Removal(25, "lowering/worker/packages.py", "        ambient.entered(request.ambient),\n", "",
