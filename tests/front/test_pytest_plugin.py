@@ -17,7 +17,7 @@ import pytest
 from tiers import first_tier
 
 from fxpool.bench import pytest_plugin
-from fxpool.pool.host import marks
+from fxpool.pool.host import processes
 
 _COMPILES = """
 import pytest, torch
@@ -147,7 +147,7 @@ def test_nothing_is_imported_for_tests_that_do_not_measure(project: Path) -> Non
 
 
 def test_the_variable_of_marks_is_that_of_the_pool() -> None:
-    assert pytest_plugin._MARK == marks.VARIABLE
+    assert pytest_plugin._MARK == processes.MARK
 
 
 @pytest.mark.slow

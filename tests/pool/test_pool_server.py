@@ -15,7 +15,7 @@ from pool_place import Place, until
 from fxpool import __version__
 from fxpool.errors import ProtocolError
 from fxpool.pool import JobSpec, PoolClient
-from fxpool.pool.client import launch
+from fxpool.pool.client import hosts
 from fxpool.pool.wire import messages as m
 from fxpool.pool.wire.protocol import HEADER, MAGIC, PROTOCOL_VERSION, Channel, encode
 
@@ -120,7 +120,7 @@ def test_another_version_is_refused_with_the_reason(client: PoolClient, address:
 def test_a_client_of_another_version_gets_a_protocol_error(
     make_client: Callable[..., PoolClient], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launch, "__version__", "0.0.0-other")
+    monkeypatch.setattr(hosts, "__version__", "0.0.0-other")
     client = make_client()
     with pytest.raises(ProtocolError, match="refused"):
         client.submit("pool_jobs:echo", b"", JobSpec(label="x")).result()

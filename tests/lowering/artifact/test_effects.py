@@ -71,7 +71,7 @@ def test_a_restart_that_a_pass_asks_for_is_replayed_cold_and_warm(shared_pool: P
     store = LocalStore(str(cache))
     for _ in ("cold", "warm"):
         for stored in store.scan():
-            os.utime(stored.path, (1.0, 1.0))
+            os.utime(cache / stored.path, (1.0, 1.0))
         torch._dynamo.reset()
         function = torch.compile(powers, backend="fxpool")
         for exponent in (0.5, 0.25, 0.75):

@@ -67,7 +67,7 @@ def test_the_operator_that_torch_calls_is_noted(monkeypatch: pytest.MonkeyPatch)
     for backend, number in ((SDPBackend.FLASH_ATTENTION, 1), (SDPBackend.MATH, 0)):
         with sdpa_kernel(backend), attention._Noting() as noting:
             FUNCTION(q, q, q)
-        assert noting.found == number
+        assert noting.number == number
 
 
 def test_equal_calls_have_one_signature() -> None:
