@@ -92,9 +92,10 @@ def hits() -> list[tuple[list[str], int]]:
 
 def _section() -> str:
     (first, entries), (second, _) = hits()
+    times = "once" if entries == 1 else f"{entries} times"
     text = (
         f"A hit calls functions of {len(first)} files if it is the first of its process, of {len(second)} later, and "
-        f"enters `{CHAIN}` {entries} times. By package, in order of the first call, from `python docs/hit_walk.py`:"
+        f"enters `{CHAIN}` {times}. By package, in order of the first call, from `python docs/hit_walk.py`:"
     )
     packages: dict[str, list[str]] = {}
     for file in first:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from fxpool import counters
@@ -42,15 +43,11 @@ def load_aot(
             raise GuardsDoNotHold
         effects.replay(parts.effects, captured.context, captured.sources)
     parts.indices, parts.groups = captured.placement.indices, captured.groups
-    try:
+    with _loading():
         result = aot.load_result(parts.result())
         for graph in aot.graphs_of(result):
             output_code.put_into(graph, parts)
         of_list = aot.wrap(result, captured.fakes, captured.sources)
-    except output_code.ElsewhereError as error:
-        raise CannotReturnError("device_index", str(error)) from error
-    except (OSError, ImportError, EOFError, AttributeError, SyntaxError) as error:
-        raise CorruptEntryError(f"the entry cannot be loaded: {type(error).__name__}: {error}") from error
     call = _unboxed(of_list, captured.lifted)
     written: Sequence[int] = parts.effects.mutated_inputs
     if late and parts.effects.aot_guards:
@@ -66,6 +63,18 @@ def load_aot(
             function.fxpool_entry = (*parts.entry, list(captured.placement.indices))
         return function
     return of_list if not (written or captured.lifted) else lambda inputs: call(*inputs)
+
+
+@contextlib.contextmanager
+def _loading(*more: type[Exception]) -> Iterator[None]:
+    """Raise CorruptEntryError for errors of a damaged part in the ``with`` block: the usual ones, and `more`."""
+    errors: tuple[type[Exception], ...] = (OSError, ImportError, EOFError, AttributeError, SyntaxError, *more)
+    try:
+        yield
+    except output_code.ElsewhereError as error:
+        raise CannotReturnError("device_index", str(error)) from error
+    except errors as error:
+        raise CorruptEntryError(f"the entry cannot be loaded: {type(error).__name__}: {error}") from error
 
 
 def _runs_the_entry_only(parts: Parts, captured: Captured) -> bool:
@@ -122,27 +131,19 @@ def load_inner(parts: Parts, captured: Captured, arguments: dict[str, Any]) -> A
     if not _add_guards(parts, captured):
         raise GuardsDoNotHold
     parts.indices, parts.groups = captured.placement.indices, captured.groups
-    try:
+    with _loading(RuntimeError):
         graph = inner.load(parts.result())
         output_code.put_into(graph, parts)
         return inner.finish(graph, captured.fakes, arguments, captured.request.constants)
-    except output_code.ElsewhereError as error:
-        raise CannotReturnError("device_index", str(error)) from error
-    except (OSError, ImportError, EOFError, AttributeError, SyntaxError, RuntimeError) as error:
-        raise CorruptEntryError(f"the entry cannot be loaded: {type(error).__name__}: {error}") from error
 
 
 def load_without_graph(parts: Parts, indices: Sequence[int]) -> Callable[..., Any]:
     """Return the callable of an entry (`fxpool_entry`) for these CUDA devices. Errors as `load_aot`."""
     parts.indices = indices
-    try:
+    with _loading():
         result = aot.load_result(parts.result())
         for graph in aot.graphs_of(result):
             output_code.put_into(graph, parts)
         with tracing.without_program():
             of_list = aot.wrap(result, (), None)
-    except output_code.ElsewhereError as error:
-        raise CannotReturnError("device_index", str(error)) from error
-    except (OSError, ImportError, EOFError, AttributeError, SyntaxError) as error:
-        raise CorruptEntryError(f"the entry cannot be loaded: {type(error).__name__}: {error}") from error
     return tracing.never_traced(_unboxed(of_list, ()))
