@@ -263,7 +263,7 @@ class Submitted:
 
 
 def submit(request: CompileRequest, flight: str = "f") -> tuple[bytes, Any]:
-    attempt: Any = SimpleNamespace(label="graph")
+    attempt: Any = SimpleNamespace(label="graph", settings=config.current())
     return remote.submit(request, attempt, flight)
 
 
@@ -313,7 +313,7 @@ def test_a_job_without_a_flight_stays_at_home(
 ) -> None:
     """Its result is for this process only."""
     pool = Submitted(monkeypatch, (b"at home", {}))
-    assert submit(request_of_sines, dedup_key="")[0] == b"at home"
+    assert submit(request_of_sines, flight="")[0] == b"at home"
     assert pool.aways == [None] and reasons() == {}
 
 
