@@ -31,7 +31,7 @@ from fxpool.pool.client.job import Job
 from fxpool.pool.host.limits import default_workers
 from fxpool.pool.wire.config import PoolConfig
 from fxpool.pool.wire.exceptions import RemoteError
-from fxpool.pool.wire.messages import JobSpec, Preparation
+from fxpool.pool.wire.job_spec import JobSpec, Preparation
 from fxpool.pool.worker.worker import JobContext, current_job
 
 __all__ = [

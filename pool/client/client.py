@@ -16,7 +16,7 @@ from fxpool.pool.client.session import Session, again
 from fxpool.pool.wire import logs
 from fxpool.pool.wire import messages as m
 from fxpool.pool.wire.config import PoolConfig
-from fxpool.pool.wire.messages import JobSpec
+from fxpool.pool.wire.job_spec import JobSpec
 
 __all__ = ["PoolClient"]
 

@@ -19,7 +19,7 @@ from fxpool.pool.server.decisions import Action
 from fxpool.pool.server.results import Exceeded, Work, Worker
 from fxpool.pool.server.scheduler import Scheduler
 from fxpool.pool.wire.config import PoolConfig
-from fxpool.pool.wire.messages import Limit
+from fxpool.pool.wire.job_spec import Limit
 
 __all__ = ["JobLimits", "Jobs"]
 

@@ -65,7 +65,7 @@ from fxpool.pool.server.decisions import (
     Unavailable,
 )
 from fxpool.pool.server.scheduler_state import Job, Slot, State, Worker
-from fxpool.pool.wire.messages import JobSpec
+from fxpool.pool.wire.job_spec import JobSpec
 
 __all__ = ["Scheduler"]
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from fxpool.pool.server.decisions import Action, Outcome
-from fxpool.pool.wire.messages import JobSpec
+from fxpool.pool.wire.job_spec import JobSpec
 
 __all__ = ["Job", "Slot", "State", "Worker"]
 

@@ -1,6 +1,7 @@
 """Everything that travels between the processes: messages, frames and their contents, and the server's configuration.
 
 messages     one Struct per message, one union per direction
+job_spec     JobSpec: a job's environment, limits and priority
 farm         the messages between a server and its bridge to a farm
 protocol     the frame format, and the identity of the peer
 connection   a socket that carries frames, for asyncio

@@ -31,7 +31,7 @@ __all__ = [
 
 
 class Away(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """How a job may run on a farm: a part of `messages.JobSpec`.
+    """How a job may run on a farm: a part of `JobSpec`.
 
     `farm` is the address of the farm, `key` is equal for jobs with the same result, from any host. `function` runs
     there with an `Order`, in place of the function of `Submit`. `seal` authenticates the payload. `environment` are the

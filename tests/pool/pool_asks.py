@@ -8,7 +8,7 @@ from typing import Any
 from fxpool.pool.server.decisions import Action
 from fxpool.pool.server.scheduler import Scheduler
 from fxpool.pool.wire.farm import Away
-from fxpool.pool.wire.messages import JobSpec
+from fxpool.pool.wire.job_spec import JobSpec
 
 AWAY = Away(farm="farm", key="k", function="f", seal=b"", environment={}, builds={}, wait=1.0)
 
