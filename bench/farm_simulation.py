@@ -50,7 +50,7 @@ ASSUMPTIONS = (
 
 # Of pool/server/farms.py.
 _PAUSE, _LONGEST_PAUSE, _TYPICAL, _LAST = 30.0, 480.0, 10.0, 32
-# Of codecache/remote/leases.py and lowering/compiling/turns.py.
+# Of codecache/remote/leases.py and lowering/compiling/graph_leases.py.
 _FIRST_PAUSE, _LONGEST_POLL, _GROWTH, _ANSWERS, _LONGEST_OF_ALL, _MOST_IN_VAIN = 0.05, 0.5, 1.5, 10.0, 3.0, 3
 _SHORTEST, _TIMES = 30.0, 2.0
 

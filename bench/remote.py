@@ -19,7 +19,7 @@ from typing import Any
 
 from fxpool.codecache import remote
 from fxpool.codecache.bundle.authentication import KEY_BYTES, Keyring
-from fxpool.codecache.remote.level import RemoteLevel
+from fxpool.codecache.remote.remote_level import RemoteLevel
 from fxpool.codecache.store.entry import Entry
 from fxpool.codecache.store.store import LocalStore
 

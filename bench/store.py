@@ -40,7 +40,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fxpool.codecache.store import catalogue, collector, layout
-from fxpool.codecache.store.bounds import Bounds
+from fxpool.codecache.store.cache_limits import Bounds
 from fxpool.codecache.store.entry import Component, Entry, Metadata
 from fxpool.codecache.store.store import LocalStore
 

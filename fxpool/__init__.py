@@ -27,24 +27,24 @@ The code is in three packages behind this front door:
 
 Private names of torch are used in `fxpool.torch_compat` only. Around these packages are others:
 
-    bench         `measure`, ``fxpool bench``, ``demo``       commands         the command line, a module per subject
-    dashboard     ``fxpool dashboard``: pool and store       doctor           checks of everything fxpool needs
-    explanation   `explain`: misses, reasons, keys           results          types and looks of results
-    watch         events, progress display, traces       integrations     callbacks of trainers, OpenTelemetry
+    bench         `measure`, ``fxpool bench``, ``demo``    commands         the command line, a module per subject
+    dashboard     ``fxpool dashboard``: pool and store    doctor           checks of everything fxpool needs
+    explanation   `explain`: misses, reasons, keys        results          types and looks of results
+    watch         events, progress display, traces        integrations     callbacks of trainers, OpenTelemetry
     farm          machines that compile for other hosts
 
 and modules:
 
-    config        settings and their precedence           setting_values   parses the values of settings
-    counters      counters behind `stats`                 reasons          explains each counted reason
-    errors        the hierarchy of errors                 failures         kinds of failures, and what follows
-    notices       warnings and logs                       quantities       formats and parses times and sizes
-    descriptors   closed standard streams                 directories      can other users replace a directory?
-    forks         locks and state that survive a fork     interruptions    exceptions of signal handlers
-    installed     digests of torch, Triton and sympy      own_python       starts modules in another process
-    torch_import  called by torch when it is imported     torch_release    is torch supported?
-    remote_stores  kinds of remote caches                 temporary        temporary directories, removed after a kill
-    version       the version
+    config              settings and their precedence        setting_values   parses the values of settings
+    counters            counters behind `stats`              reasons          explains each counted reason
+    errors              the hierarchy of errors              failures         kinds of failures, and what follows
+    notices             warnings and logs                    quantities       formats and parses times and sizes
+    standard_streams    closed standard streams              directories      can other users replace a directory?
+    forks               locks, state that survive a fork     interruptions    exceptions of signal handlers
+    installed_packages  digests of torch, Triton and sympy   child_python     starts modules in another process
+    torch_import        called by torch when it is imported  torch_release    is torch supported?
+    remote_stores       kinds of remote caches               temporary        temporary directories
+    version             the version
 
 Importing this module imports neither torch nor anything else that is slow: that is imported inside functions.
 """
@@ -149,7 +149,7 @@ def stats() -> Stats:
     """
     _require_linux()
     from fxpool import counters
-    from fxpool.results.shown import ShownGraphs, ShownStats
+    from fxpool.results.result_display import ShownGraphs, ShownStats
 
     result = ShownStats(counters.snapshot())
     result["store"] = _store_sizes()
@@ -239,7 +239,7 @@ def wait(timeout: float | None = None) -> list[BackgroundGraph]:
     """
     import time
 
-    from fxpool.results.shown import ShownGraphs
+    from fxpool.results.result_display import ShownGraphs
 
     begun = time.monotonic()
     background = _imported("fxpool.lowering.background.compiles")

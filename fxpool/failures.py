@@ -57,8 +57,8 @@ class Follows(NamedTuple):
     """The consequences of a failure of a level of the fallback chain.
 
     `then`: the graph goes to the ``next`` level or ``home`` (it is compiled as stock Inductor does, in this process),
-    or the error is ``raised``. `remembered`: seconds for which other processes skip the level (`store.records`). A
-    failure of the moment comes here only after `run` has called the compiler again.
+    or the error is ``raised``. `remembered`: seconds for which other processes skip the level (`store.small_records`).
+    A failure of the moment comes here only after `run` has called the compiler again.
     """
 
     then: str

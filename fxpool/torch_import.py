@@ -17,8 +17,8 @@ def on_torch_import() -> None:
     """Register fxpool's cache artifacts with torch, and install fxpool in a program of ``fxpool run``. Never raises."""
     with contextlib.suppress(Exception):
         try:
+            from fxpool.child_python import PROGRAM_RUN  # as said above
             from fxpool.lowering import autoload  # as said above
-            from fxpool.own_python import PROGRAM_RUN  # as said above
 
             autoload.register()
             if PROGRAM_RUN in os.environ:

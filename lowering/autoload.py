@@ -23,15 +23,15 @@ def register() -> None:
 
 
 def _read(reference: Any) -> bytes:
-    from fxpool.lowering.artifact import saved  # as said above
+    from fxpool.lowering.artifact import torch_artifacts  # as said above
 
-    return saved.read(reference)
+    return torch_artifacts.read(reference)
 
 
 def _restore(key: str, data: bytes) -> None:
     from fxpool import torch_release  # as said above
 
     if torch_release.current_refusal() is None:
-        from fxpool.lowering.artifact import saved  # as said above
+        from fxpool.lowering.artifact import torch_artifacts  # as said above
 
-        saved.restore(key, data)
+        torch_artifacts.restore(key, data)

@@ -1,4 +1,4 @@
-"""Compiles recorded requests of another machine (`compiling.recording`) into this machine's store.
+"""Compiles recorded requests of another machine (`compiling.graph_recording`) into this machine's store.
 
     files ──▶ request ──▶ for this machine's directories, and another device if asked
                  ├─▶ an entry that is in the store already
@@ -15,8 +15,8 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from fxpool.codecache.bundle.captures import Capture
-from fxpool.codecache.key import builds, system
+from fxpool.codecache.bundle.capture_directory import Capture
+from fxpool.codecache.key import build_digests, system_facts
 from fxpool.codecache.store.store import LocalStore
 from fxpool.errors import CompileError, FxpoolError, StoreError
 from fxpool.lowering.artifact import lookup, publishing, sharing
@@ -25,7 +25,7 @@ from fxpool.lowering.compiling import farm, remote
 from fxpool.lowering.core import options
 from fxpool.lowering.core.attempt import Attempt
 from fxpool.lowering.core.runtime import runtime
-from fxpool.lowering.request import variables
+from fxpool.lowering.request import environment_variables
 from fxpool.lowering.request.compile_request import CompileRequest
 
 if TYPE_CHECKING:
@@ -84,8 +84,12 @@ def _for_this_machine(
     capture: Capture, store: LocalStore, tools: str | None, device: DeviceFacts | None
 ) -> CompileRequest:
     request = CompileRequest.load(capture.request)
-    recorded = {name: value for name, value in request.ambient.environment.items() if variables.in_key(name)}
-    ambient = dataclasses.replace(request.ambient.on_this_machine(), environment={**variables.of_machine(), **recorded})
+    recorded = {
+        name: value for name, value in request.ambient.environment.items() if environment_variables.in_key(name)
+    }
+    ambient = dataclasses.replace(
+        request.ambient.on_this_machine(), environment={**environment_variables.of_machine(), **recorded}
+    )
     request = dataclasses.replace(
         request, ambient=ambient, store=store.root, bounds=store.bounds, toolchain_dir=tools, timing=None
     )
@@ -106,7 +110,7 @@ def _for_device(request: CompileRequest, capture: Capture, device: DeviceFacts) 
         if f"cuda_memory_{number}" in facts:
             facts[f"cuda_memory_{number}"] = str(device.memory)
     assert request.key is not None
-    everywhere = {name: value for name, value in facts.items() if name not in system.OF_CPU}
+    everywhere = {name: value for name, value in facts.items() if name not in system_facts.OF_CPU}
     return dataclasses.replace(
         request,
         devices=(device,) * len(request.devices),
@@ -141,7 +145,7 @@ def _one(capture: Capture, request: CompileRequest, store: LocalStore) -> Built:
 
 def _require_builds(request: CompileRequest) -> None:
     """Raise CompileError if this machine would compile with other builds: earlier than its worker would."""
-    if differing := builds.differing(builds.digests(request.toolchain_dir), request.builds or {}):
+    if differing := build_digests.differing(build_digests.digests(request.toolchain_dir), request.builds or {}):
         raise CompileError(f"this machine has other builds than the one that captured it: {', '.join(differing)}")
 
 

@@ -30,7 +30,7 @@ from fxpool.torch_compat.dynamo import tensors
 from fxpool.torch_compat.inductor import packages
 
 if TYPE_CHECKING:
-    from fxpool.lowering.request.captured import Captured
+    from fxpool.lowering.request.captured_graph import Captured
 
 __all__ = ["aot_compile"]
 

@@ -16,18 +16,18 @@ from typing import Any, Literal
 import torch
 
 from fxpool import config, forks, interruptions
-from fxpool.lowering.artifact import load, portable
+from fxpool.lowering.artifact import load, portable_graph
 from fxpool.lowering.artifact.entry_parts import Parts
 from fxpool.lowering.compiling.graph_compile import GraphCompile, Pending
 from fxpool.lowering.core import options as call_options
 from fxpool.lowering.core.attempt import Attempt
 from fxpool.lowering.fallback import chain
 from fxpool.lowering.request import capture
-from fxpool.lowering.request.captured import Captured
+from fxpool.lowering.request.captured_graph import Captured
 from fxpool.torch_compat.dynamo import standalone, tracing
-from fxpool.torch_compat.inductor import aot, forms
+from fxpool.torch_compat.inductor import aot, graph_forms
 from fxpool.torch_compat.operators import operator_tables
-from fxpool.watch import configured
+from fxpool.watch import configured_watchers
 
 __all__ = ["StandaloneGraph", "standalone_compile"]
 
@@ -42,7 +42,12 @@ class StandaloneGraph:
     """
 
     def __init__(
-        self, gm: torch.fx.GraphModule, inputs: Sequence[Any], restored: forms.Restore, attempt: Attempt, context: Any
+        self,
+        gm: torch.fx.GraphModule,
+        inputs: Sequence[Any],
+        restored: graph_forms.Restore,
+        attempt: Attempt,
+        context: Any,
     ) -> None:
         self._gm, self._inputs, self._restored = gm, inputs, restored
         self._attempt, self._context = attempt, context
@@ -91,7 +96,7 @@ class StandaloneGraph:
             call = load.load_aot(parts, captured, self._gm.forward)
         if captured.lifted:  # the graph has its own parameters, which cannot be saved in a file
             return call
-        return standalone.give_bundle(call, lambda: portable.bundle(parts, captured))
+        return standalone.give_bundle(call, lambda: portable_graph.bundle(parts, captured))
 
     def _take(self, call: Callable[..., Any]) -> None:
         self._flat, self._call = call, self._restored(call)
@@ -148,10 +153,10 @@ def standalone_compile(
 ) -> StandaloneGraph:
     """Implement `fxpool.standalone_compile`."""
     operator_tables.watch()
-    configured.attach()
+    configured_watchers.attach()
     settings = config.current()
     attempt = Attempt(f"standalone {next(_numbers)}", call_options.parse(None, options, settings), settings)
     context, inputs = standalone.context_and_inputs(gm, example_inputs, dynamic_shapes)
-    made = StandaloneGraph(*forms.as_from_dynamo(gm, inputs), attempt, context)
+    made = StandaloneGraph(*graph_forms.as_from_dynamo(gm, inputs), attempt, context)
     made.begin()
     return made

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from fxpool import config, counters, interruptions, notices
 from fxpool.errors import ConfigurationError, NoCompilerError
-from fxpool.torch_compat.inductor import inner
+from fxpool.torch_compat.inductor import aot_graph
 
 if TYPE_CHECKING:
     import torch
@@ -39,7 +39,7 @@ def compile_graph(
         if (options or {}).get("strict", config.current().strict):
             raise
         _count(error)
-        return inner.compile_stock(gm, inputs, mode, options)
+        return aot_graph.compile_stock(gm, inputs, mode, options)
 
 
 def attempted(step: Callable[[], object]) -> bool:

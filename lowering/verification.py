@@ -17,7 +17,7 @@ import msgspec
 from fxpool.codecache.store.entry import Entry
 from fxpool.codecache.store.store import LocalStore
 from fxpool.lowering.artifact.entry_parts import REQUEST, parts_of_entry
-from fxpool.lowering.artifact.recomputed import Recomputed, RecomputeQuestion
+from fxpool.lowering.artifact.recompute_outcome import Recomputed, RecomputeQuestion
 from fxpool.lowering.compiling import remote
 from fxpool.lowering.core.runtime import runtime
 from fxpool.lowering.request.compile_request import RECOMPUTE_JOB, CompileRequest

@@ -18,7 +18,7 @@ import psutil
 
 from fxpool import forks
 from fxpool.errors import ProtocolError
-from fxpool.pool.host import inherited, runtime_dir
+from fxpool.pool.host import fork_inheritance, runtime_dir
 from fxpool.pool.wire import messages as m
 from fxpool.pool.wire.protocol import HANDSHAKE_CAP, PROTOCOL_VERSION, Channel, check_peer
 from fxpool.version import __version__
@@ -78,9 +78,9 @@ class Bystanders:
         self._open: set[socket.socket] = set()
         self._directory = runtime_dir.make_private(root)
         self._held = runtime_dir.hold(self._directory)
-        inherited.descriptors.add(self._held)
+        fork_inheritance.descriptors.add(self._held)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        inherited.sockets.add(self._listener)
+        fork_inheritance.sockets.add(self._listener)
         self._listener.bind(str(self._directory / runtime_dir.SOCKET))
         self._listener.listen(16)
         self._thread = threading.Thread(target=self._accept, name="fxpool bystanders", daemon=True)
@@ -97,9 +97,9 @@ class Bystanders:
         with self._lock:
             self._measuring.clear()
             self._go_on()
-        inherited.sockets.discard(self._listener)
+        fork_inheritance.sockets.discard(self._listener)
         self._listener.close()
-        inherited.descriptors.discard(self._held)
+        fork_inheritance.descriptors.discard(self._held)
         os.close(self._held)
         runtime_dir.remove(self._directory)
 
@@ -116,7 +116,7 @@ class Bystanders:
             except OSError:
                 return
             self._open.add(sock)
-            inherited.sockets.add(sock)
+            fork_inheritance.sockets.add(sock)
             threading.Thread(target=self._serve, args=[sock], name="fxpool bystanders' guest", daemon=True).start()
 
     def _serve(self, sock: socket.socket) -> None:
@@ -141,7 +141,7 @@ class Bystanders:
                     break
         self._end(pid)
         self._open.discard(sock)
-        inherited.sockets.discard(sock)
+        fork_inheritance.sockets.discard(sock)
         channel.close()
 
     def _begin(self, pid: int) -> int:

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 
-from fxpool import own_python
+from fxpool import child_python
 from fxpool.pool.host import processes
 
 __all__ = ["Guard"]
@@ -23,11 +23,11 @@ class Guard:
 
     def __init__(self, mark: str) -> None:
         reader, self._writer = os.pipe2(os.O_CLOEXEC)
-        command = own_python.command("fxpool.bench.guard", mark)
+        command = child_python.command("fxpool.bench.guard", mark)
         try:
             # In a new session, so that Ctrl-C does not reach it.
             self._process = subprocess.Popen(
-                command, stdin=reader, env=own_python.environment(os.environ), start_new_session=True
+                command, stdin=reader, env=child_python.environment(os.environ), start_new_session=True
             )
         finally:
             os.close(reader)

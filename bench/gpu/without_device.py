@@ -124,7 +124,7 @@ def child(asked: dict[str, Any]) -> None:
     if asked["backend"] == "fxpool":
         import fxpool
         from fxpool.codecache.store.store import LocalStore
-        from fxpool.lowering.artifact.content import content_of
+        from fxpool.lowering.artifact.entry_content import content_of
         from fxpool.lowering.artifact.entry_parts import generated_code
 
         stats = fxpool.stats()

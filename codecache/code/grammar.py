@@ -9,7 +9,7 @@ Everything else is refused, and such code runs in the program's own process only
     builtins    BUILTINS and EXCEPTIONS, if they are Python's own
     libraries   functions written in C of PURE_MODULES; functions of a package in NAMED_PACKAGES, told by its files;
                 functions that a package in REGISTERING_PACKAGES registered with Inductor
-    torch       operators; functions of TORCH_MODULES; TORCH_NAMES (`torch_compat.operators.own_code` tells torch's)
+    torch       operators; functions of TORCH_MODULES; TORCH_NAMES (`torch_compat.operators.code_owner` tells torch's)
     attributes  of values that are not known before the code runs: tensors' and those in ATTRIBUTES, not DENIED
     bytecode    INSTRUCTIONS: without writes to globals or to cells of a closure, classes, imports of modules, sets
                 (their order depends on the hash seed), coroutines

@@ -12,7 +12,7 @@ from typing import Any
 from fxpool.codecache.code.grammar import UnprovenError
 from fxpool.codecache.code.source_files import digest_file
 from fxpool.codecache.code.writer import Writer
-from fxpool.torch_compat.operators import by_value, operators, registrations
+from fxpool.torch_compat.operators import operators, pickled_definitions, registrations
 
 __all__ = ["add", "parts"]
 
@@ -50,7 +50,7 @@ def parts(operator: Any, proof: Writer, *, after_autograd: bool = False) -> dict
         registered = registrations.registration(operator)
     except registrations.NotFoundError as error:
         raise UnprovenError(str(error)) from error
-    if not (registered.is_known or by_value.is_custom_op(operator)):
+    if not (registered.is_known or pickled_definitions.is_custom_op(operator)):
         raise UnprovenError(f"the operator {name}, whose registration has no file")
     if registered.traced_in_cpp and not after_autograd:
         raise UnprovenError(f"C++ code of the operator {name} for {', '.join(registered.traced_in_cpp)}")

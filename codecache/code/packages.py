@@ -17,10 +17,10 @@ from collections.abc import Iterable
 from typing import Any
 
 from fxpool.codecache.code import grammar
-from fxpool.codecache.code.references import code_text, references
+from fxpool.codecache.code.code_references import code_text, references
 from fxpool.codecache.code.source_files import digest_package
 from fxpool.codecache.code.writer import Writer
-from fxpool.torch_compat.operators import inductor_tables, own_code
+from fxpool.torch_compat.operators import code_owner, inductor_tables
 
 __all__ = ["add_function", "modules_that_register", "registering"]
 
@@ -69,7 +69,7 @@ def modules_that_register() -> list[str]:
 def _package_of(path: str, packages: Iterable[str]) -> str:
     for package in packages:
         for top in getattr(sys.modules.get(package), "__path__", ()):
-            if path.startswith(os.path.join(top, "")) and own_code.is_installed(os.path.dirname(top), package):
+            if path.startswith(os.path.join(top, "")) and code_owner.is_installed(os.path.dirname(top), package):
                 return package
     return ""
 

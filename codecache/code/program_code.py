@@ -20,19 +20,19 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fxpool.codecache.code import operator_code
+from fxpool.codecache.code.code_references import references
 from fxpool.codecache.code.grammar import UnprovenError
 from fxpool.codecache.code.proof import Proof, digest_of
-from fxpool.codecache.code.references import references
-from fxpool.installed import FactCache
-from fxpool.torch_compat.changes import added_kernels, constants, namespaces, torch_sources
+from fxpool.installed_packages import FactCache
+from fxpool.torch_compat.changes import added_kernels, changed_constants, changed_namespaces, torch_sources
 from fxpool.torch_compat.operators import (
-    by_value,
     inductor_tables,
     operator_tables,
     operators,
+    pickled_definitions,
     registrations,
 )
-from fxpool.torch_compat.operators.otherwise import OperatorOverride
+from fxpool.torch_compat.operators.operator_overrides import OperatorOverride
 
 __all__ = ["Covered", "ProgramCode", "SentCode", "code_of", "is_of_any_graph", "is_registered", "of"]
 
@@ -97,12 +97,14 @@ def of(
         else:
             prove(name, target)
     sources = torch_sources.loaded(operator_tables.version(), answers)
-    changes = [(change.name, change.value) for change in namespaces.foreign(sources, after_autograd=after_autograd)]
+    changes = [
+        (change.name, change.value) for change in changed_namespaces.foreign(sources, after_autograd=after_autograd)
+    ]
     changes += added_kernels.foreign()
     for place, value in changes:
         prove(_CHANGED + place, value)
     if answers is not None and constants_too:
-        for change in constants.changed(sources):
+        for change in changed_constants.changed(sources):
             if change.traced_only and after_autograd:
                 continue
             if isinstance(change.value, str):
@@ -139,7 +141,7 @@ def examine_torch(seconds: float) -> bool:
 
     `of` does the rest. A process that has examined them forks others, which need not.
     """
-    if namespaces.examine_some(torch_sources.loaded(operator_tables.version()), seconds):
+    if changed_namespaces.examine_some(torch_sources.loaded(operator_tables.version()), seconds):
         return True
     of({})
     operator_tables.digest()
@@ -232,8 +234,8 @@ class SentCode:
     def bring(self) -> None:
         """Define and register the code that was sent by value in this process. Raises NotBroughtError."""
         for operator in self.operators:
-            by_value.bring_operator(operator)
-        by_value.settle_registrations(self.registered)
+            pickled_definitions.bring_operator(operator)
+        pickled_definitions.settle_registrations(self.registered)
 
     def other_configured(self, digests: Mapping[str, str]) -> str:
         """Return the name of configured code that differs from `digests`, this process's, or ""."""

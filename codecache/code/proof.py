@@ -26,9 +26,9 @@ from typing import Any
 import torch
 
 from fxpool.codecache.code import grammar, operator_code, packages, triton_code
+from fxpool.codecache.code.code_references import code_text
 from fxpool.codecache.code.grammar import UnprovenError
-from fxpool.codecache.code.references import code_text
-from fxpool.torch_compat.operators import operator_tables, own_code
+from fxpool.torch_compat.operators import code_owner, operator_tables
 
 __all__ = ["Proof", "digest_of"]
 
@@ -150,16 +150,16 @@ class Proof:
             self.token("torch.Size", repr(tuple(map(int, value))))
         elif kind.__module__ == "torch._ops" or kind.__name__ == "CustomOpDef":
             operator_code.add(self, value)
-        elif (name := own_code.operator_function(value)) is not None:
+        elif (name := code_owner.operator_function(value)) is not None:
             if name in grammar.TORCH_OPERATORS_NOT:
                 raise self.refused(f"torch.{name}, which reads more than its arguments")
             self.token("torch operator", name)
         elif isinstance(value, type):
             name = next((one for one in sorted(grammar.TORCH_CLASSES) if _attribute(torch, one) is value), None)
-            if name is None and not (self._of_inductor and own_code.function_home(value) is not None):
+            if name is None and not (self._of_inductor and code_owner.function_home(value) is not None):
                 return False
-            self.token("torch class", name or ".".join(own_code.function_home(value) or ()))
-        elif isinstance(value, types.BuiltinFunctionType) and (home := own_code.function_home(value)) is not None:
+            self.token("torch class", name or ".".join(code_owner.function_home(value) or ()))
+        elif isinstance(value, types.BuiltinFunctionType) and (home := code_owner.function_home(value)) is not None:
             if ".".join(home) not in grammar.TORCH_NAMES:
                 return False
             self.token("torch function", ".".join(home))
@@ -199,11 +199,11 @@ class Proof:
             return True
         if packages.add_function(self, function, of_inductor=self._of_inductor):
             return True
-        if not own_code.is_file_of_torch(function.__code__.co_filename):
+        if not code_owner.is_file_of_torch(function.__code__.co_filename):
             return False
-        home = own_code.function_home(function)
+        home = code_owner.function_home(function)
         name = ".".join(home or ())
-        if home is None and self._of_inductor and (wrapper := own_code.inductors_wrapper(function)):
+        if home is None and self._of_inductor and (wrapper := code_owner.inductors_wrapper(function)):
             self.token("torch wrapper", wrapper)
             for cell in function.__closure__ or ():
                 try:
@@ -226,7 +226,7 @@ class Proof:
             self.token("held", str(len(value)))
             for item in value:
                 self._add_held(item)
-        elif isinstance(value, enum.Enum) and own_code.function_home(type(value)) is not None:
+        elif isinstance(value, enum.Enum) and code_owner.function_home(type(value)) is not None:
             self.token("enum", f"{type(value).__qualname__}.{value.name}")
         else:
             self.add(value, "what it holds")
@@ -423,7 +423,7 @@ def _is_plain_module(module: types.ModuleType) -> bool:
 
 
 def _is_torchs(module: types.ModuleType) -> bool:
-    return own_code.is_torchs_module(module)
+    return code_owner.is_torchs_module(module)
 
 
 def _is_builtin_kind(kind: type) -> bool:
@@ -451,13 +451,13 @@ def _attribute(owner: Any, dotted: str) -> Any:
 
 @functools.cache
 def _tensor_attributes() -> frozenset[str]:
-    return frozenset(name for name in own_code.tensor_attributes() if not name.startswith("_"))
+    return frozenset(name for name in code_owner.tensor_attributes() if not name.startswith("_"))
 
 
 def _is_attribute(name: str) -> bool:
     if name in grammar.ATTRIBUTES or name in _tensor_attributes():
         return True
-    return own_code.is_tensor_method(name)
+    return code_owner.is_tensor_method(name)
 
 
 def _text(value: Any) -> str | bytes:

@@ -25,7 +25,7 @@ from fxpool.codecache.guards import guards
 from fxpool.errors import CannotTravelError
 from fxpool.torch_compat.cuda import attention
 from fxpool.torch_compat.dynamo import process_groups, tensors
-from fxpool.torch_compat.operators import operators, placement
+from fxpool.torch_compat.operators import memory_placement, operators
 from fxpool.torch_compat.triton import user_kernels
 
 # Node metadata that only records the origin of a node, or that the compile recomputes.
@@ -178,11 +178,11 @@ class GraphEncoder(ValueEncoder):
         """Note whether a call may depend on the place of a tensor in memory."""
         known = node.target if isinstance(node.target, str) else id(node.target)
         if known not in self._blind:
-            seen = placement.is_seen_by(node.target, called[1] if called[0] == "py" else "")
+            seen = memory_placement.is_seen_by(node.target, called[1] if called[0] == "py" else "")
             if seen is False:
                 self._blind.add(known)
             else:
-                self._sees_place = seen or placement.is_seen_in(node)
+                self._sees_place = seen or memory_placement.is_seen_in(node)
 
     def _arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
         return (

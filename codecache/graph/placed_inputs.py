@@ -2,8 +2,8 @@
 
 Code for a tensor is valid for any slice of a larger tensor: it gets the address of the first element. A key therefore
 leaves out the offset, the size of the storage and the tensor that was sliced, unless a function of the graph can read
-them (`torch_compat.operators.placement`), inputs share a storage, or autograd follows a view. On other devices than the
-CPU, it keeps whether the address is aligned as Inductor's kernels want it.
+them (`torch_compat.operators.memory_placement`), inputs share a storage, or autograd follows a view. On other devices
+than the CPU, it keeps whether the address is aligned as Inductor's kernels want it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fxpool.torch_compat.dynamo.tensors import TensorFacts
-from fxpool.torch_compat.operators import placement
+from fxpool.torch_compat.operators import memory_placement
 
 __all__ = ["without_place"]
 
@@ -50,8 +50,8 @@ def _moved(row: TensorFacts) -> TensorFacts:
         return row
     if not all(type(number) is int for number in (row.offset, row.nbytes, *row.size, *row.stride)):
         return row
-    itemsize = placement.itemsize(row.dtype)
-    offset = int(placement.is_misaligned(row.offset * itemsize, row.device[0]))
+    itemsize = memory_placement.itemsize(row.dtype)
+    offset = int(memory_placement.is_misaligned(row.offset * itemsize, row.device[0]))
     reach = sum((size - 1) * stride for size, stride in zip(row.size, row.stride, strict=True)) + 1
     nbytes = 0 if 0 in row.size else (offset + reach) * itemsize
     return row._replace(offset=offset, nbytes=nbytes, base=None, creation_meta=None)

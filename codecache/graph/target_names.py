@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from fxpool.errors import CannotTravelError
-from fxpool.torch_compat.operators import operators, own_code
+from fxpool.torch_compat.operators import code_owner, operators
 
 __all__ = ["comes_with_torch", "name_of"]
 
@@ -26,7 +26,7 @@ def name_of(target: Any) -> tuple[str, str]:
     if known is not None and known[0] is target:
         return known[1], known[2]
     for module, qualified in _candidates(target):
-        if module in own_code.MAIN:
+        if module in code_owner.MAIN:
             raise CannotTravelError("defined_in_main", qualified)
         with contextlib.suppress(ImportError, AttributeError, ValueError, TypeError):
             if operators.resolve(module, qualified) is target:
@@ -58,7 +58,7 @@ def comes_with_torch(module: str, target: Any) -> bool:
 
     A program may have put its own function into torch's module.
     """
-    return module.split(".")[0] in _KNOWN and own_code.is_own(target)
+    return module.split(".")[0] in _KNOWN and code_owner.is_own(target)
 
 
 _KNOWN = ("torch", "builtins", "operator", "math", "_operator", "torchgen")

@@ -81,15 +81,15 @@ def _ambient_shown(ambient: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_switch_of_cpu(name: str) -> bool:
-    from fxpool.torch_compat.state import switches
+    from fxpool.torch_compat.state import global_state
 
-    return name in switches.OF_CPU
+    return name in global_state.OF_CPU
 
 
 def _is_fact_of_cpu(name: str) -> bool:
-    from fxpool.codecache.key import system
+    from fxpool.codecache.key import system_facts
 
-    return name in system.OF_CPU
+    return name in system_facts.OF_CPU
 
 
 def _is_of_cpp(name: str) -> bool:

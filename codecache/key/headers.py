@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from fxpool import forks, interruptions, temporary
 from fxpool.codecache.key import probe_cache
-from fxpool.torch_compat.cpp import included
+from fxpool.torch_compat.cpp import included_headers
 
 __all__ = ["KERNELS", "TARGET", "UnlistedError", "digests", "prerequisites"]
 
@@ -49,12 +49,12 @@ _MISSING = re.compile(r'^ignoring nonexistent directory "(.*)"$', re.M)
 _SEARCHED = re.compile(r"^#include .* search starts here:\n(.*?)^End of search list\.$", re.M | re.S)
 
 
-def _fact(kind: included.Kind) -> str:
+def _fact(kind: included_headers.Kind) -> str:
     return "_".join(part for part in ("headers", *kind) if part != "cpu")
 
 
 #: The fact about the headers of kernels.
-KERNELS = _fact(included.KERNELS)
+KERNELS = _fact(included_headers.KERNELS)
 
 
 class UnlistedError(Exception):
@@ -85,7 +85,7 @@ _lock = forks.lock(__name__, "_lock")
 def digests(
     compiler: Sequence[str],
     about: Mapping[str, str],
-    kinds: Iterable[included.Kind],
+    kinds: Iterable[included_headers.Kind],
     root: str | None,
     settle: Callable[[], object],
 ) -> dict[str, str]:
@@ -98,7 +98,7 @@ def digests(
     """
     found = {}
     for kind in kinds:
-        decided = json.dumps([sorted(about.items()), included.decided_by(kind)])
+        decided = json.dumps([sorted(about.items()), included_headers.decided_by(kind)])
         question = ("headers", *kind, hashlib.sha256(decided.encode()).hexdigest(), compiler[0])
         with _lock:  # a second thread waits for the first one's answer
             found[_fact(kind)] = _listing(question, compiler, kind, root, settle).digest
@@ -108,7 +108,7 @@ def digests(
 def _listing(
     question: tuple[str, ...],
     compiler: Sequence[str],
-    kind: included.Kind,
+    kind: included_headers.Kind,
     root: str | None,
     settle: Callable[[], object],
 ) -> _Listing:
@@ -169,7 +169,7 @@ def _state(files: Sequence[str], places: Sequence[str]) -> tuple[str, float]:
     return hashlib.sha256(marshal.dumps(states, 2)).hexdigest(), latest / 1e9
 
 
-def _asked(kind: included.Kind, compiler: Sequence[str]) -> tuple[_Listing, float]:
+def _asked(kind: included_headers.Kind, compiler: Sequence[str]) -> tuple[_Listing, float]:
     """Return the compiler's listing, and when the last of its files and directories changed. Raises UnlistedError."""
     found: dict[str, None] = {}
     searched: dict[str, None] = {}
@@ -177,7 +177,7 @@ def _asked(kind: included.Kind, compiler: Sequence[str]) -> tuple[_Listing, floa
         with temporary.directory("headers") as directory:
             runs: dict[str, subprocess.Popen[bytes]] = {}
             try:
-                for command, source in included.listing_commands(kind, compiler, directory):
+                for command, source in included_headers.listing_commands(kind, compiler, directory):
                     runs[source] = _started(command, source)
                 with interruptions.let_through():
                     ended = {source: run.wait(_TIMEOUT) for source, run in runs.items()}

@@ -2,7 +2,7 @@
 
 A file counts as unchanged while its real path, device, inode, size and times are the same. Answers contain no paths.
 If an answer can't be read, the probe runs again; if it can't be written, the next process runs the probe again. Neither
-is an error. Answers are records (`codecache.store.records`), by the digest of question and file.
+is an error. Answers are records (`codecache.store.small_records`), by the digest of question and file.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from fxpool.codecache.store.records import Records
+from fxpool.codecache.store.small_records import Records
 from fxpool.errors import StoreError
 
 Identity = tuple["str | int", ...]

@@ -18,7 +18,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from fxpool.codecache.key import cacheable, probe_cache, programs, toolchain
+from fxpool.codecache.key import cacheable, compiler_programs, probe_cache, toolchain
 from fxpool.errors import NoHalideError
 
 __all__ = ["SOURCES", "compiler_facts", "key_facts", "require"]
@@ -51,9 +51,9 @@ def key_facts(
     and with `gpu` those that C++ for GPUs includes.
     Raises Bypass: a compiler's programs or the headers can't be identified.
     """
-    from fxpool.torch_compat.cpp import included, source_compilers, source_kernels
+    from fxpool.torch_compat.cpp import included_headers, source_compilers, source_kernels
 
-    kinds = included.in_use(package=package, gpu=gpu) if headers else ()
+    kinds = included_headers.in_use(package=package, gpu=gpu) if headers else ()
     found: dict[str, Any] = dict(toolchain.key_facts(root, kinds))
     sources: dict[str, dict[str, str]] = {}
     for kind in source_compilers.in_use():
@@ -75,8 +75,8 @@ def compiler_facts(kind: str, root: str | None = None) -> dict[str, str]:
     path = source_compilers.compiler(kind)
     if path is None:
         return {"compiler": "none"}
-    program = programs.identify(path, root)
-    digests = [program.digest, *(programs.identify(one, root).digest for one in _run_by(path))]
+    program = compiler_programs.identify(path, root)
+    digests = [program.digest, *(compiler_programs.identify(one, root).digest for one in _run_by(path))]
     headers = [*map(_tree, source_compilers.header_directories(kind)), *_named_by(_INCLUDED)]
     found = {
         "compiler": _version(path, probe_cache.identity_of(path)),
@@ -97,7 +97,7 @@ def _run_by(path: str) -> list[str]:
 @functools.lru_cache(maxsize=16)
 def _version(path: str, identity: probe_cache.Identity) -> str:
     """Return a compiler's full version text: the first line from nvcc has no version number."""
-    said = programs.output_of([path, "--version"])
+    said = compiler_programs.output_of([path, "--version"])
     if said is None:
         return "unknown"
     # Leave out paths: the text from clang contains its installation directory.

@@ -23,11 +23,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fxpool import failures, forks, interruptions
-from fxpool.codecache.key import cacheable, examination, probe_cache, programs
+from fxpool.codecache.key import cacheable, compiler_examination, compiler_programs, probe_cache
 from fxpool.errors import NoCompilerError, ShortageError
 
 if TYPE_CHECKING:
-    from fxpool.torch_compat.cpp import included
+    from fxpool.torch_compat.cpp import included_headers
 
 #: Environment variables that redirect the compiler to other headers, libraries or programs, or change its output.
 ENVIRONMENT = (
@@ -68,14 +68,14 @@ def _facts_of(compiler: Compiler | None, root: str | None) -> dict[str, str]:
     if compiler is None:
         facts = {"compiler": "none"}
     else:
-        program = programs.identify(compiler.path, root)
+        program = compiler_programs.identify(compiler.path, root)
         facts = {"compiler": compiler.version, "compiler_target": compiler.target, "compiler_files": program.digest}
         if compiler.arguments:
-            behind = [programs.identify(path, root) for path in filter(None, map(_found, compiler.arguments))]
+            behind = [compiler_programs.identify(path, root) for path in filter(None, map(_found, compiler.arguments))]
             facts["compiler_arguments"] = " ".join((*compiler.arguments, *(other.digest for other in behind)))
             reasons = filter(None, (program.unknown, *(other.unknown for other in behind)))
             names = tuple(name for other in (program, *behind) for name in other.variables)
-            program = programs.Program(program.digest, names, "; ".join(reasons))
+            program = compiler_programs.Program(program.digest, names, "; ".join(reasons))
         if program.unknown:
             facts["compiler_unknown"] = program.unknown
         names = tuple(dict.fromkeys((*ENVIRONMENT, *program.variables)))
@@ -85,7 +85,7 @@ def _facts_of(compiler: Compiler | None, root: str | None) -> dict[str, str]:
     return facts
 
 
-def key_facts(root: str | None = None, kinds: Sequence[included.Kind] = ()) -> dict[str, str]:
+def key_facts(root: str | None = None, kinds: Sequence[included_headers.Kind] = ()) -> dict[str, str]:
     """Return `toolchain_facts` for a key, and the digests of the headers that some kinds of generated sources include.
 
     Raises Bypass: the compiler's programs or these headers can't be identified.
@@ -113,7 +113,7 @@ def variables_read(root: str | None = None) -> tuple[str, ...]:
     for first, *arguments in filter(None, map(_words, _candidates())):
         if (path := _found(first)) is not None:
             places = [path, *filter(None, map(_found, arguments))]
-            return tuple(name for place in places for name in programs.identify(place, root).variables)
+            return tuple(name for place in places for name in compiler_programs.identify(place, root).variables)
     return ()
 
 
@@ -201,7 +201,7 @@ def _words(candidate: str) -> list[str]:
     return cpp_toolchain.words(candidate)
 
 
-@examination.once
+@compiler_examination.once
 def _found(candidate: str) -> str | None:
     """Return a command's absolute path: PATH may contain directories relative to the working directory."""
     path = shutil.which(candidate)
@@ -214,7 +214,7 @@ def _candidates() -> list[str]:
     return cpp_toolchain.compiler_candidates()
 
 
-@examination.once
+@compiler_examination.once
 def _ask(path: str, arguments: tuple[str, ...], root: str | None) -> tuple[str, str] | None:
     """Return (version, target) of a compiler from memory, from `root` or by running it; None if it fails to run."""
     try:
@@ -260,7 +260,7 @@ def _is_followed(path: str) -> bool:
 @functools.lru_cache(maxsize=64)
 def _is_such(identity: probe_cache.Identity) -> bool:
     real = str(identity[0])
-    return os.path.basename(real) in programs.FRONTS or programs.is_script(real)
+    return os.path.basename(real) in compiler_programs.FRONTS or compiler_programs.is_script(real)
 
 
 def _read(root: str | None, name: str, identity: probe_cache.Identity) -> tuple[str, str] | None:
@@ -270,9 +270,9 @@ def _read(root: str | None, name: str, identity: probe_cache.Identity) -> tuple[
 
 def _run(command: Sequence[str]) -> tuple[str, str] | None:
     """Return a compiler's (version, target); None if it does not work. Raises ShortageError."""
-    version = programs.output_of([*command, "--version"])
+    version = compiler_programs.output_of([*command, "--version"])
     if version is None:
         return None
-    target = programs.output_of([*command, "-dumpmachine"]) or ""  # not every compiler has this option
+    target = compiler_programs.output_of([*command, "-dumpmachine"]) or ""  # not every compiler has this option
     # The first line has the name and version. Other lines from clang contain its installation directory.
     return (version.strip().splitlines() or [""])[0].strip(), target.strip()

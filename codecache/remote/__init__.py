@@ -6,16 +6,16 @@
     publish ─▶ uploads ─▶ background thread ─▶ client
     miss ────▶ leases ──▶ background thread ─▶ client
 
-values          names and bytes of values in the remote
-breaker         decides whether to ask the remote, and for how long: a state machine without clock or network
-client          the protocol of clients, and their error
-redis_client    Redis and Valkey
-s3_client       stores that speak S3
-access          the remote as its parts share it: clients, breaker, and the thread of a part
-level           looks entries up in the remote, within a deadline
-uploads         sends new entries to the remote, in the background
-leases          decides which machine compiles a graph, while the others wait
-pending         entries that are left to upload for the next process
+remote_values    names and bytes of values in the remote
+breaker          decides whether to ask the remote, and for how long: a state machine without clock or network
+client           the protocol of clients, and their error
+redis_client     Redis and Valkey
+s3_client        stores that speak S3
+access           the remote as its parts share it: clients, breaker, and the thread of a part
+remote_level     looks entries up in the remote, within a deadline
+uploads          sends new entries to the remote, in the background
+leases           decides which machine compiles a graph, while the others wait
+pending_uploads  entries that are left to upload for the next process
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from fxpool import counters, forks, interruptions, notices
-from fxpool.codecache.remote import values
+from fxpool.codecache.remote import remote_values
 from fxpool.codecache.remote.access import LINGER, BackgroundThread, RemoteAccess
 from fxpool.codecache.remote.breaker import Breaker
 from fxpool.codecache.remote.client import Client, Deadline, RemoteError
@@ -92,7 +92,7 @@ class Leases(BackgroundThread):
         Returns (None, None) if the caller is to compile without a lease: the remote failed, or other machines have held
         the lease for `patience` seconds, or `is_ending` returned True. Raises what `look` raises.
         """
-        name, is_late = values.lease_name(key), False
+        name, is_late = remote_values.lease_name(key), False
         end = self._clock() + (patience if self._in_vain < MOST_IN_VAIN else 0.0)
         try:
             while (lease := self._take(name)) is None:

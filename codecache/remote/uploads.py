@@ -21,7 +21,7 @@ from collections.abc import Collection, Sequence
 
 from fxpool import counters, forks, notices
 from fxpool.codecache.bundle.authentication import Keyring
-from fxpool.codecache.remote import pending, values
+from fxpool.codecache.remote import pending_uploads, remote_values
 from fxpool.codecache.remote.access import LINGER, BackgroundThread, RemoteAccess
 from fxpool.codecache.remote.breaker import State
 from fxpool.codecache.remote.client import Client, Deadline, RemoteError
@@ -62,7 +62,7 @@ class Uploads(BackgroundThread):
         with self._lock:
             first = root not in self._seen_roots
             self._seen_roots.add(root)
-        left = [(root, *pair) for pair in pending.listed(root)] if first else []
+        left = [(root, *pair) for pair in pending_uploads.listed(root)] if first else []
         for item in [(root, key, name), *left]:
             self._add(item)
         self.wake()
@@ -151,7 +151,7 @@ class Uploads(BackgroundThread):
         answered = False
         try:
             client = self._connected()
-            client.get(f"{values.NAMESPACE}/probe", values.sealed_bytes(0), Deadline(self._access.delay))
+            client.get(f"{remote_values.NAMESPACE}/probe", remote_values.sealed_bytes(0), Deadline(self._access.delay))
             answered = True
         except BaseException as error:  # as in `_send`
             log.debug("the remote cache is still unavailable: %s", error)
@@ -176,7 +176,7 @@ class Uploads(BackgroundThread):
             return
         if written:
             counters.count("remote", "writes")
-        pending.remove(root, key, name)
+        pending_uploads.remove(root, key, name)
         self._done(item)
 
     def _failed(self, item: Item, error: RemoteError) -> None:
@@ -209,7 +209,7 @@ class Uploads(BackgroundThread):
     def _postpone(self, items: Sequence[Item]) -> None:
         for root in {item[0] for item in items}:
             pairs = [(key, name) for of_root, key, name in items if of_root == root]
-            marked = pending.leave(root, pairs)
+            marked = pending_uploads.leave(root, pairs)
             if marked:
                 counters.count("remote", "postponed", marked)
             if marked < len(pairs):
@@ -224,17 +224,17 @@ class Uploads(BackgroundThread):
         written = 0
         for ref in entry.blobs.values():
             content = store.read_blob(ref)
-            if content is None or len(content) > values.MOST_BLOB_BYTES:
+            if content is None or len(content) > remote_values.MOST_BLOB_BYTES:
                 counters.count("remote", "not_uploaded")
                 return 0
-            written += self._put(client, values.blob_name(ref), content, deadline)
-        written += self._put(client, values.entry_name(key, name), encode_entry(entry), deadline)
-        client.add(values.entry_index(key), name, deadline)
+            written += self._put(client, remote_values.blob_name(ref), content, deadline)
+        written += self._put(client, remote_values.entry_name(key, name), encode_entry(entry), deadline)
+        client.add(remote_values.entry_index(key), name, deadline)
         return written
 
     def _put(self, client: Client, name: str, content: bytes, deadline: Deadline) -> bool:
         replace = name in self._useless
-        stored = client.put(name, values.pack(self._keyring, name, content), deadline, replace=replace)
+        stored = client.put(name, remote_values.pack(self._keyring, name, content), deadline, replace=replace)
         if replace:
             self._useless.discard(name)
         return stored

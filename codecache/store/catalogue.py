@@ -21,7 +21,7 @@ import msgspec
 
 from fxpool.codecache.store import layout
 from fxpool.codecache.store.blobs import BlobRef, read_stored
-from fxpool.codecache.store.bounds import Bounds
+from fxpool.codecache.store.cache_limits import Bounds
 from fxpool.codecache.store.entry import Entry, decode_entry
 from fxpool.errors import StoreError
 

@@ -33,7 +33,7 @@ from dataclasses import dataclass, field
 from fxpool import notices
 from fxpool.codecache.store import catalogue, eviction, layout, removal
 from fxpool.codecache.store.blobs import check_directory, write_error
-from fxpool.codecache.store.bounds import Bounds
+from fxpool.codecache.store.cache_limits import Bounds
 from fxpool.codecache.store.catalogue import OTHERS, Part, Size, StoredEntry, StoredFile, sum_of
 from fxpool.codecache.store.entry import Entry
 from fxpool.codecache.store.eviction import Plan

@@ -109,8 +109,8 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     """A graph compiled under one set of guards.
 
     `guards` is a list of encoded guards (`codecache.guards.encode`). `content` is plain data that only its writer
-    understands (`lowering.artifact.content`). `blobs` maps roles to blobs. `detail` has the details of the components
-    (`key_detail`), packed because only comparisons of keys read it.
+    understands (`lowering.artifact.entry_content`). `blobs` maps roles to blobs. `detail` has the details of the
+    components (`key_detail`), packed because only comparisons of keys read it.
     """
 
     key: str

@@ -24,7 +24,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from fxpool.codecache.store import layout
-from fxpool.codecache.store.bounds import Bounds
+from fxpool.codecache.store.cache_limits import Bounds
 from fxpool.codecache.store.catalogue import Size, StoredEntry, StoredFile, sum_of
 
 __all__ = ["LOW_WATERMARK", "Plan", "orphans", "plan"]

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 from fxpool.codecache.store.blobs import check_directory, write_private
-from fxpool.codecache.store.records import Records
+from fxpool.codecache.store.small_records import Records
 
 __all__ = ["Record", "add", "find", "release", "scan"]
 

@@ -50,7 +50,7 @@ from fxpool.codecache.store.layout import ENTRY_SUFFIX, is_hex_digest
 from fxpool.errors import CorruptEntryError, StoreError, UnsafeDirectoryError
 
 if TYPE_CHECKING:
-    from fxpool.codecache.store.bounds import Bounds
+    from fxpool.codecache.store.cache_limits import Bounds
     from fxpool.codecache.store.catalogue import StoredEntry
 
 log = notices.logger(__name__)

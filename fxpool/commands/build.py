@@ -15,7 +15,7 @@ from fxpool.commands.output import FOUND_WRONG, SHORT, fail, width, wrapped
 
 if TYPE_CHECKING:
     from fxpool.codecache.bundle.authentication import Keyring
-    from fxpool.codecache.bundle.captures import Capture
+    from fxpool.codecache.bundle.capture_directory import Capture
     from fxpool.lowering.build_ahead import Built
     from fxpool.torch_compat.cuda.device_facts import DeviceFacts
 
@@ -77,14 +77,14 @@ def build(
 
 def _captures(directory: str, keyring: Keyring | None, trust: bool) -> list[Capture]:
     """Return the requests in a directory. Ends the command if there are no files, or if one cannot be trusted."""
-    from fxpool.codecache.bundle import captures
+    from fxpool.codecache.bundle import capture_directory
     from fxpool.errors import CaptureError
 
-    files = captures.paths(directory)
+    files = capture_directory.paths(directory)
     if not files:
         fail(f"{directory} has no recorded graphs\n  record some with `fxpool capture --to {directory} PROGRAM`")
     try:
-        return [captures.read(path, keyring=keyring, trust=trust) for path in files]
+        return [capture_directory.read(path, keyring=keyring, trust=trust) for path in files]
     except CaptureError as error:  # a problem was found, the usage is right
         fail(str(error), FOUND_WRONG)
 

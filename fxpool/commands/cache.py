@@ -16,7 +16,7 @@ from fxpool import config, quantities
 from fxpool.commands.output import FOUND_WRONG, SHORT, fail, show_rows, width, wrapped
 
 if TYPE_CHECKING:
-    from fxpool.codecache.store.bounds import Bounds
+    from fxpool.codecache.store.cache_limits import Bounds
     from fxpool.codecache.store.catalogue import Size
     from fxpool.codecache.store.collector import Collected
     from fxpool.codecache.store.host_statistics import Totals
@@ -164,7 +164,7 @@ def cache_gc(max_bytes: str | None, max_files: str | None, dry_run: bool, as_jso
     status is 1 if the cache still exceeds its limits.
     """
     from fxpool.codecache.store import collector
-    from fxpool.codecache.store.bounds import Bounds
+    from fxpool.codecache.store.cache_limits import Bounds
 
     asked = {"cache_max_bytes": max_bytes, "cache_max_files": max_files}
     given = {name: value for name, value in asked.items() if value is not None}

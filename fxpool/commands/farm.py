@@ -58,7 +58,7 @@ def status(as_json: bool) -> None:
 
     For each, names the builds in which it differs from this host. Exit status 1: no machine can compile for this host.
     """
-    from fxpool.codecache.key import builds
+    from fxpool.codecache.key import build_digests
     from fxpool.farm.engine import EngineError
     from fxpool.lowering.core.runtime import runtime
 
@@ -69,8 +69,8 @@ def status(as_json: bool) -> None:
         machines = asyncio.run(_machines(address))
     except EngineError as error:
         fail(str(error))
-    own = builds.digests(runtime.toolchain_directory(runtime.store()))
-    device = builds.digests(runtime.toolchain_directory(runtime.store()), cpp=False)
+    own = build_digests.digests(runtime.toolchain_directory(runtime.store()))
+    device = build_digests.digests(runtime.toolchain_directory(runtime.store()), cpp=False)
     able = 0
     for machine in machines:
         differs, for_devices = machine.differing(own), not machine.differing(device)

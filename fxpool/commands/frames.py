@@ -83,11 +83,11 @@ def frames_show(frame: str, as_json: bool, code: bool) -> None:
 
     FRAME is a name as `fxpool frames ls` shows it, or its start.
     """
-    from fxpool.frames import readable  # without torch
+    from fxpool.frames import fact_text  # without torch
 
     one = _chosen(frame)
     record = one.record()
-    facts = [*readable.facts(record)]
+    facts = [*fact_text.facts(record)]
     if as_json:
         click.echo(json.dumps({"frame": one.name, **_origin(one), "facts": facts}))
         return
@@ -110,9 +110,9 @@ def frames_diff(first: str, second: str) -> None:
 
     The exit status is 1 if there are any.
     """
-    from fxpool.frames import readable  # without torch
+    from fxpool.frames import fact_text  # without torch
 
-    sides = [dict.fromkeys(readable.facts(_chosen(name).record())) for name in (first, second)]
+    sides = [dict.fromkeys(fact_text.facts(_chosen(name).record())) for name in (first, second)]
     lines = [
         (sign, kind, text)
         for sign, facts, others in (("-", sides[0], sides[1]), ("+", sides[1], sides[0]))

@@ -108,7 +108,7 @@ def _print_json(root: Path) -> None:
 
 def _shown(root: Path) -> Group:
     from fxpool.pool.client import hosts
-    from fxpool.pool.host import turns
+    from fxpool.pool.host import measurement_lock
 
     # Each line with its label, which the continuation of a long line is indented by.
     lines: list[tuple[str, str]] = []
@@ -123,9 +123,9 @@ def _shown(root: Path) -> Group:
     if not lines:
         lines.append(("", f"no server is running on this host (pool = {config.current().pool})"))
     asked: list[str] = []
-    for device, pid in turns.listed(root):
+    for device, pid in measurement_lock.listed(root):
         # A measurement on the CPU waits for all earlier ones, and all later ones wait for it.
-        waits = bool(asked) and (turns.CPU in (device, *asked) or device in asked)
+        waits = bool(asked) and (measurement_lock.CPU in (device, *asked) or device in asked)
         lines.append(("", f"process {pid} {'waits to measure' if waits else 'is measuring'} on {device}"))
         asked.append(device)
     columns = width()

@@ -10,11 +10,11 @@ store, and the page keeps working when the server hangs, ends or is replaced. Th
 changes anything. Only this user can open the page: it listens on loopback, its URL contains a secret, and pages of
 other sites are refused (see `web`).
 
-application        routes, polling of pool and store, the stream of changes, and a list of failures
-code_child         prints the generated code of an entry; imports torch
-entry_view         an entry in detail, and its differences from an earlier entry
-metrics            Prometheus metrics (the extra `metrics`)
-pool_view          this host's servers and their jobs, and why jobs wait
-store_view         the store's entries, their sizes, and the misses behind them
-web                an HTTP server for a few readers, and access control
+application     routes, polling of pool and store, the stream of changes, and a list of failures
+generated_code  prints the generated code of an entry; imports torch
+entry_view      an entry in detail, and its differences from an earlier entry
+metrics         Prometheus metrics (the extra `metrics`)
+pool_view       this host's servers and their jobs, and why jobs wait
+store_view      the store's entries, their sizes, and the misses behind them
+web             an HTTP server for a few readers, and access control
 """

@@ -25,7 +25,7 @@ from fxpool import notices
 from fxpool.codecache.store import catalogue
 from fxpool.codecache.store.layout import is_hex_digest
 from fxpool.codecache.store.quarantine import Record
-from fxpool.dashboard import code_child, entry_view, web
+from fxpool.dashboard import entry_view, generated_code, web
 from fxpool.dashboard.pool_view import PoolView
 from fxpool.dashboard.store_view import StoreView
 from fxpool.dashboard.web import Answer, Request, WebServer, refusal
@@ -206,7 +206,7 @@ class Application:
         async with self._one_child:
             known = self._codes.get((key, name))
             if known is None:
-                known = await code_child.generated_code(self.store.root, key, name)
+                known = await generated_code.generated_code(self.store.root, key, name)
                 if "code" in known:
                     self._codes[key, name] = known
                     while len(self._codes) > _CODES_KEPT:

@@ -17,7 +17,7 @@ import msgspec
 
 from fxpool.errors import ProtocolError
 from fxpool.pool.client import hosts
-from fxpool.pool.host import turns
+from fxpool.pool.host import measurement_lock
 from fxpool.pool.wire import messages as m
 
 __all__ = ["Jobs", "Look", "PoolView", "wait_reason"]
@@ -138,7 +138,7 @@ class PoolView:
             if look.linked:
                 servers.append({"id": look.shown, "name": look.shown, "state": look.state, "reason": look.reason})
         self.servers = servers
-        self.measuring = [{"device": device, "pid": pid} for device, pid in turns.listed(self.root)]
+        self.measuring = [{"device": device, "pid": pid} for device, pid in measurement_lock.listed(self.root)]
 
     def close(self) -> None:
         """Leave all servers."""

@@ -23,11 +23,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from fxpool import config, own_python, quantities, temporary
+from fxpool import child_python, config, quantities, temporary
 from fxpool.bench.environment import child_environment
 from fxpool.doctor.findings import FAIL, OK, WARN, Check, Finding
 from fxpool.errors import FxpoolError, signal_name
-from fxpool.pool.host import causes
+from fxpool.pool.host import death_causes
 
 __all__ = ["Trial", "judge_compile", "judge_gpu", "judge_hit"]
 
@@ -113,8 +113,8 @@ class _Child:
         self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - `__exit__` closes both
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
         self._process = subprocess.Popen(
-            own_python.command("fxpool.doctor.compile_trial", trial),
-            env=own_python.environment(environment),
+            child_python.command("fxpool.doctor.compile_trial", trial),
+            env=child_python.environment(environment),
             stdin=subprocess.DEVNULL,
             stdout=self._output,
             stderr=self._errors,
@@ -231,7 +231,7 @@ def judge_gpu(answer: dict[str, Any] | None, failure: str, output: str, *, drive
 
 def _broken(name: str, failure: str, output: str) -> Finding:
     """Return the finding for a failed process, with its last message."""
-    said = causes.sentence(output)
+    said = death_causes.sentence(output)
     remedy = "fix the problems listed above; `fxpool doctor --json` shows the complete output"
     return Finding(name, FAIL, failure + (f": {said}" if said else ""), remedy, output)
 
@@ -247,7 +247,7 @@ def _try_compile() -> dict[str, Any]:
 
     class Heard(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            heard.append(causes.sentence(record.getMessage().splitlines()[0]))
+            heard.append(death_causes.sentence(record.getMessage().splitlines()[0]))
 
     logging.getLogger("fxpool").addHandler(Heard(logging.WARNING))
     import torch
@@ -319,7 +319,7 @@ def _try_gpus() -> dict[str, Any]:
             row["facts"] = f"{facts.target}, {facts.driver['multiprocessor_count']} processors, {memory} MiB"
         except Exception as error:
             row["error"] = f"{type(error).__name__}: {error}"
-    said = causes.sentence(str(warned[-1].message)) if warned else ""
+    said = death_causes.sentence(str(warned[-1].message)) if warned else ""
     return {"devices": devices, "said": said, "triton": importlib.util.find_spec("triton") is not None}
 
 

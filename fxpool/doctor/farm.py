@@ -12,7 +12,7 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from fxpool import config, own_python, quantities, temporary
+from fxpool import child_python, config, quantities, temporary
 from fxpool.doctor.findings import FAIL, OK, WARN, Finding
 from fxpool.errors import FxpoolError
 from fxpool.farm import addresses, engine
@@ -42,7 +42,7 @@ def farm() -> Iterator[Finding]:
     with temporary.directory("doctor") as directory:
         try:
             done = subprocess.run(
-                own_python.command("fxpool", "farm", "status", "--json"),
+                child_python.command("fxpool", "farm", "status", "--json"),
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 text=True,
@@ -50,7 +50,7 @@ def farm() -> Iterator[Finding]:
                 timeout=_PATIENCE,
                 check=False,
                 # This host's digests are kept in a cache, and the user's is not changed.
-                env=own_python.environment({**os.environ, "FXPOOL_CACHE_DIR": directory}),
+                env=child_python.environment({**os.environ, "FXPOOL_CACHE_DIR": directory}),
             )
         except subprocess.TimeoutExpired:
             yield _unanswered(address, f"no answer within {_PATIENCE:.0f} s")

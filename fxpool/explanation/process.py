@@ -15,7 +15,7 @@ from fxpool.codecache.explain.misses import MissExplanation
 from fxpool.codecache.store.entry import Entry
 from fxpool.explanation import keys
 from fxpool.results import markup
-from fxpool.torch_compat.dynamo.traced import Traced, traced
+from fxpool.torch_compat.dynamo.traced_functions import Traced, traced
 
 __all__ = ["CountedReason", "NoGraph", "ProcessExplanation", "counted_reasons", "explain", "why_no_graph"]
 

@@ -13,5 +13,6 @@ ray_actors    its actors: the registry, and a machine
 ray_farm      the state of the registry
 
 The whole graph is one job, its kernels stay on the machine that compiles it. A machine gets a job only if its builds
-are the asking host's (`codecache.key.builds`). Requests and results are authenticated with the remote cache's key.
+are the asking host's (`codecache.key.build_digests`). Requests and results are authenticated with the remote cache's
+key.
 """

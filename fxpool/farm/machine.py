@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from fxpool import config, notices
-from fxpool.codecache.key import builds
+from fxpool.codecache.key import build_digests
 from fxpool.errors import ConfigurationError, FxpoolError, ServerLostError
 from fxpool.farm import engine
 from fxpool.farm.engine import Answer
@@ -25,7 +25,7 @@ from fxpool.lowering.core import pool_environment
 from fxpool.lowering.core.farm_orders import PREPARE_FOR_OTHERS_JOB, FarmOrder
 from fxpool.lowering.core.runtime import runtime
 from fxpool.lowering.cpp import host_facts
-from fxpool.lowering.request import variables
+from fxpool.lowering.request import environment_variables
 from fxpool.pool import JobSpec
 from fxpool.pool.wire.farm import Machine, Order
 
@@ -93,7 +93,7 @@ class LocalMachine:
         return self._builds
 
     def _look(self) -> None:
-        self._builds = builds.digests(self._tools)
+        self._builds = build_digests.digests(self._tools)
 
     def run(self, packed: bytes) -> bytes:
         """Run a job and wait for it; return the packed `Answer`. Never raises."""
@@ -174,7 +174,10 @@ class LocalMachine:
 
 def _own_environment() -> dict[str, str | None]:
     """Return this machine's variables for a job: those that no key has, such as paths of compilers."""
-    return {**pool_environment.job_environment(variables.of_machine()), **dict.fromkeys(pool_environment.DEVICES, "")}
+    return {
+        **pool_environment.job_environment(environment_variables.of_machine()),
+        **dict.fromkeys(pool_environment.DEVICES, ""),
+    }
 
 
 def _described(error: BaseException) -> str:

@@ -3,12 +3,12 @@
 It is a room next to `fxpool.lowering`, and begins where Dynamo has ended: a frame refers to graphs by the entries that
 lowering stored, and no other room knows of frames. Only the setting `frames` leads here.
 
-identity    descriptions of the objects that tracing met
-untraced    code of programs that runs while Dynamo traces
-located     where the code of a traced function is found
-byte_code   byte code as plain data
-record      one frame as it is kept, and how it fits another process's objects
-making      makes a record of what Dynamo traced, and proves it
-readable    the facts of a record as text
-serving     looks frames up where Dynamo would trace, and keeps what it traced
+identity        descriptions of the objects that tracing met
+untraced_code   code of programs that runs while Dynamo traces
+code_locations  where the code of a traced function is found
+byte_code       byte code as plain data
+record          one frame as it is kept, and how it fits another process's objects
+record_making   makes a record of what Dynamo traced, and proves it
+fact_text       the facts of a record as text
+serving         looks frames up where Dynamo would trace, and keeps what it traced
 """

@@ -10,7 +10,7 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from fxpool.torch_compat.frames import plain
+from fxpool.torch_compat.frames import plain_sources
 
 __all__ = ["dump", "load", "renamed"]
 
@@ -25,7 +25,7 @@ def dump(code: types.CodeType) -> list[Any]:
         try:
             marshal.dumps(value)
         except ValueError:
-            others.append(plain.Writer().write(value))
+            others.append(plain_sources.Writer().write(value))
             return (_PLACE, len(others) - 1)
         return value
 
@@ -35,7 +35,7 @@ def dump(code: types.CodeType) -> list[Any]:
 def load(data: list[Any]) -> types.CodeType:
     """Return the code that `dump` wrote. Raises plain.NotPlainError."""
     content, others = data
-    values = [plain.Reader([]).read(one) for one in others]
+    values = [plain_sources.Reader([]).read(one) for one in others]
 
     def put_back(value: Any) -> Any:
         return values[value[1]] if isinstance(value, tuple) and value[:1] == (_PLACE,) else value

@@ -23,8 +23,8 @@ from typing import Any
 
 import torch
 
-from fxpool.frames import untraced
-from fxpool.torch_compat.frames import unguarded
+from fxpool.frames import untraced_code
+from fxpool.torch_compat.frames import unguarded_facts
 
 __all__ = ["Describer", "NoDescriptionError", "code_digest", "digests_of", "names_of"]
 
@@ -144,15 +144,15 @@ class Describer:
         """
         looked_up = self._looked_up
         if isinstance(value, torch.Tensor):
-            return unguarded.of_tensor(value, looked_up)
+            return unguarded_facts.of_tensor(value, looked_up)
         if type(value) in _PLAIN or isinstance(value, _SAID):
             return ""
         if isinstance(value, types.ModuleType):
-            names = {*looked_up, *untraced.ANSWERING} & self._keys_of(vars(value))
-            if isinstance(value, unguarded.OPERATOR_NAMESPACE):
-                names = {name for name in names if not isinstance(vars(value)[name], unguarded.OPERATORS)}
+            names = {*looked_up, *untraced_code.ANSWERING} & self._keys_of(vars(value))
+            if isinstance(value, unguarded_facts.OPERATOR_NAMESPACE):
+                names = {name for name in names if not isinstance(vars(value)[name], unguarded_facts.OPERATORS)}
             kinds = [] if _is_pythons(type(value)) else [self.identity(type(value))]
-            kinds += [self.identity(vars(value)[name]) for name in sorted(names & untraced.ANSWERING)]
+            kinds += [self.identity(vars(value)[name]) for name in sorted(names & untraced_code.ANSWERING)]
             return " ".join([*kinds, *sorted(names)])
         if isinstance(value, (type, types.FunctionType)):
             return self.identity(value)
@@ -175,11 +175,11 @@ class Describer:
         attributes = getattr(value, "__dict__", None)
         if not isinstance(attributes, dict):
             return []
-        if isinstance(value, unguarded.OPERATORS):  # an operator has its overloads once they were looked up
-            attributes = {name: of for name, of in attributes.items() if not isinstance(of, unguarded.OPERATORS)}
-        found = sorted(unguarded.stable_name(str(name)) for name in attributes)
+        if isinstance(value, unguarded_facts.OPERATORS):  # an operator has its overloads once they were looked up
+            attributes = {name: of for name, of in attributes.items() if not isinstance(of, unguarded_facts.OPERATORS)}
+        found = sorted(unguarded_facts.stable_name(str(name)) for name in attributes)
         if isinstance(value, torch.nn.Module):
-            for table in unguarded.MODULE_TABLES:
+            for table in unguarded_facts.MODULE_TABLES:
                 found += [table, *sorted(attributes.get(table) or ())]
         return found
 
@@ -206,7 +206,7 @@ class Describer:
                 (name, self._content(one)) for name, one in vars(value).items() if name not in _OF_ENUMS
             )
             return ("member", self.identity(type(value)), value.name, self._content(value.value), attributes)
-        if isinstance(value, unguarded.OPERATORS):
+        if isinstance(value, unguarded_facts.OPERATORS):
             return ("operator", str(value))
         if isinstance(value, functools.partial):
             return ("partial", *map(self._value, (value.func, value.args, value.keywords)))
@@ -215,7 +215,7 @@ class Describer:
         raise NoDescriptionError(_name(value))
 
     def _function(self, function: types.FunctionType) -> tuple[Any, ...]:
-        if unguarded.CONSTANT_RESULT in function.__dict__ and not any(one is function for one in self._called):
+        if unguarded_facts.CONSTANT_RESULT in function.__dict__ and not any(one is function for one in self._called):
             raise NoDescriptionError(f"the result of {_name(function)}, which Dynamo takes for a constant")
         cells = []
         for cell in function.__closure__ or ():
@@ -239,7 +239,7 @@ class Describer:
             [
                 (name, self._value(value))
                 for name, value in sorted(function.__dict__.items())
-                if name != unguarded.WRAPPER_ADDRESS
+                if name != unguarded_facts.WRAPPER_ADDRESS
             ],
         )
 
@@ -254,7 +254,7 @@ class Describer:
             # Some releases make no guards on containers that are attributes of a class.
             texts = [(name, self._content(one) if name in self._looked_up else self._value(one)) for name, one in own]
             rows.append((base.__module__, base.__qualname__, base.__name__, texts))
-        for function in untraced.depending(cls):
+        for function in untraced_code.depending(cls):
             raise NoDescriptionError(f"{_name(cls)}, as tracing runs {_name(function)} without guards")
         if not _is_pythons(type(cls)):
             rows.append(self.identity(type(cls)))
@@ -327,7 +327,7 @@ def _keys(value: dict[Any, Any], keys: Set[Any], looked_up: frozenset[str]) -> s
 
 def _key(key: Any) -> str:
     if type(key) is str:
-        return unguarded.stable_name(key)
+        return unguarded_facts.stable_name(key)
     return f"{type(key).__qualname__} {key!r}" if type(key) in _PLAIN else type(key).__qualname__
 
 
@@ -355,7 +355,7 @@ def _registered(cls: abc.ABCMeta) -> list[str]:
 def _annotation(value: Any) -> str:
     if isinstance(value, type) and not isinstance(value, types.GenericAlias):
         return _class_name(value)
-    return unguarded.without_addresses(repr(value))
+    return unguarded_facts.without_addresses(repr(value))
 
 
 def _is_pythons(cls: type) -> bool:

@@ -20,12 +20,12 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from fxpool.frames import byte_code, located
+from fxpool.frames import byte_code, code_locations
 from fxpool.frames.identity import Describer, NoDescriptionError, code_digest
-from fxpool.torch_compat.frames import unguarded
-from fxpool.torch_compat.frames.converting import Call
+from fxpool.torch_compat.frames import unguarded_facts
+from fxpool.torch_compat.frames.frame_conversion import Call
+from fxpool.torch_compat.frames.guard_tree import Tree
 from fxpool.torch_compat.frames.guards import Built, Guards, GuardsDifferError, build, builtins_of
-from fxpool.torch_compat.frames.tree import Tree
 
 __all__ = [
     "Fitted",
@@ -72,7 +72,7 @@ class Result(msgspec.Struct):
 
     def function(self) -> Any:
         """Return the function of this process, or None."""
-        return located.function_at(self.module, self.name, self.depth)
+        return code_locations.function_at(self.module, self.name, self.depth)
 
     def is_same(self) -> bool:
         """Call the function, and return whether the result is the same."""
@@ -199,7 +199,7 @@ def check_process(record: Record, call: Call) -> None:
         if module is None or call.names.setdefault(alias, module) is not module:
             raise UnfitError(f"{alias} is not the module {name}")
     for module_name, name, depth, digest in record.traced:
-        code = located.code_at(module_name, name, depth)
+        code = code_locations.code_at(module_name, name, depth)
         if code is None or code_digest(code) != digest:
             raise UnfitError(f"the code of {module_name}.{name} changed")
     for result in record.results:
@@ -215,7 +215,7 @@ def check_process(record: Record, call: Call) -> None:
     looked_up = mentioned | frozenset(record.computed)
     if record.environment is not None and record.environment != environment(looked_up):
         raise UnfitError("the environment is another, which the code reads")
-    if record.devices is not None and record.devices != unguarded.devices():
+    if record.devices is not None and record.devices != unguarded_facts.devices():
         raise UnfitError("CUDA has other devices, which the code asks for")
     for name, there in record.scopes:
         if (now := names_there(name, mentioned)) != there:

@@ -24,23 +24,23 @@ import torch
 
 from fxpool import config, counters, interruptions, notices
 from fxpool.codecache.code.grammar import UnprovenError
-from fxpool.codecache.key import cacheable, examination, key
+from fxpool.codecache.key import cacheable, compiler_examination, key
 from fxpool.codecache.store import quarantine
 from fxpool.codecache.store.entry import Entry, Metadata, Origin
 from fxpool.codecache.store.store import LocalStore
 from fxpool.errors import CannotReturnError, CannotTravelError, CorruptEntryError, FxpoolError
-from fxpool.frames import making, readable
+from fxpool.frames import fact_text, record_making
 from fxpool.frames import record as records
 from fxpool.frames.identity import code_digest
-from fxpool.frames.making import RefusedError
-from fxpool.lowering.artifact import load, saved, sharing
-from fxpool.lowering.artifact.content import Content, content_of
+from fxpool.frames.record_making import RefusedError
+from fxpool.lowering.artifact import load, sharing, torch_artifacts
+from fxpool.lowering.artifact.entry_content import Content, content_of
 from fxpool.lowering.artifact.entry_parts import RESULT, parts_of_entry
 from fxpool.lowering.core import options as call_options
 from fxpool.lowering.core.attempt import Attempt
 from fxpool.lowering.request import capture
 from fxpool.torch_compat.dynamo import frames, frozen_objects, process_groups
-from fxpool.torch_compat.frames import converting, unguarded
+from fxpool.torch_compat.frames import frame_conversion, unguarded_facts
 from fxpool.torch_compat.frames.recording import Recorder
 from fxpool.torch_compat.inductor import hooks
 
@@ -61,7 +61,7 @@ _DOUBTED = 1e-3
 _chance = random.SystemRandom()
 # Code of served frames for the rest after a graph break, and the examination of compilers that it continues. Dynamo
 # would make the rest of that rest in another way than from its own code, so that it is never compared.
-_rests: weakref.WeakKeyDictionary[types.CodeType, examination.Examination | None] = weakref.WeakKeyDictionary()
+_rests: weakref.WeakKeyDictionary[types.CodeType, compiler_examination.Examination | None] = weakref.WeakKeyDictionary()
 # The same of frames that were traced to compare them: these are compared, too.
 _doubted: weakref.WeakSet[types.CodeType] = weakref.WeakSet()
 
@@ -78,15 +78,15 @@ class _Match(NamedTuple):
 
 def begin() -> None:
     """Serve frames of `torch.compile(backend="fxpool")` from now on, if the setting `frames` says so. Idempotent."""
-    converting.surround(_around)
+    frame_conversion.surround(_around)
 
 
-def _around(call: converting.Call, trace: Callable[[Recorder | None], Any]) -> Any:
+def _around(call: frame_conversion.Call, trace: Callable[[Recorder | None], Any]) -> Any:
     if not _is_on() or not call.plain or not _is_ours(call.backend):
         return trace(None)
     start = time.perf_counter()
     try:
-        with interruptions.held_back(), frozen_objects.frozen(), examination.under_way(_rests.get(call.code)):
+        with interruptions.held_back(), frozen_objects.frozen(), compiler_examination.under_way(_rests.get(call.code)):
             attempt = attempt_for(call.backend)
             digest = key_of(call, attempt)
             found = _find(digest, attempt, call)
@@ -104,7 +104,7 @@ def _around(call: converting.Call, trace: Callable[[Recorder | None], Any]) -> A
     start = time.perf_counter()
     try:
         with interruptions.held_back(), frozen_objects.frozen():
-            made = making.make(call, recorder, lambda function: getattr(function, "fxpool_entry", None))
+            made = record_making.make(call, recorder, lambda function: getattr(function, "fxpool_entry", None))
             if found is not None:
                 _doubted.update(recorder.resumed.values())
                 _verify(found, made, call)
@@ -135,7 +135,7 @@ def _is_on() -> bool:
         return False
 
 
-def _not_kept(call: converting.Call, error: Exception) -> None:
+def _not_kept(call: frame_conversion.Call, error: Exception) -> None:
     """Count and log why a frame is not looked up, or not kept. Raises an exception of a signal handler as it was."""
     interruptions.pass_on(error)
     if isinstance(error, (RefusedError, cacheable.Bypass, CannotTravelError)):
@@ -156,13 +156,13 @@ def _not_kept(call: converting.Call, error: Exception) -> None:
     )
 
 
-def _origin(call: converting.Call) -> Origin:
+def _origin(call: frame_conversion.Call) -> Origin:
     with contextlib.suppress(Exception):  # of the program's objects
         return Origin(**frames.frame_of(call.code, call.variables)._asdict())
     return Origin(function=call.code.co_name, file=call.code.co_filename, line=call.code.co_firstlineno)
 
 
-def _name(call: converting.Call) -> str:
+def _name(call: frame_conversion.Call) -> str:
     origin = _origin(call)
     return f"{origin.name} ({origin.location})"
 
@@ -178,7 +178,7 @@ def attempt_for(backend: Any) -> Attempt:
     return Attempt("frame", call_options.parse(given.get("mode"), given.get("options")))
 
 
-def key_of(call: converting.Call, attempt: Attempt) -> str:
+def key_of(call: frame_conversion.Call, attempt: Attempt) -> str:
     """Return the digest of a frame's code and of all that does not depend on its objects. Raises one of `REFUSALS`."""
     options = attempt.options
     if options.mode != "subprocess" or options.asynchronous or options.stages:
@@ -199,13 +199,13 @@ def key_of(call: converting.Call, attempt: Attempt) -> str:
         repr(sorted(options.inductor.items())),
         sys.version,
         sys.flags.optimize,
-        unguarded.tracing_facts(),
+        unguarded_facts.tracing_facts(),
         surroundings_of(attempt),
     ]
     return hashlib.sha256(key.canonical(facts)).hexdigest()
 
 
-def _held(call: converting.Call) -> list[str]:
+def _held(call: frame_conversion.Call) -> list[str]:
     """Return the code of functions in a frame's closure: decorators give many functions the code of one wrapper."""
     found: dict[str, None] = {}
     left: list[Any] = [call.variables.get(name) for name in call.code.co_freevars]
@@ -226,7 +226,7 @@ def surroundings_of(attempt: Attempt) -> str:
         return capture.surroundings(attempt.destination)
 
 
-def _find(digest: str, attempt: Attempt, call: converting.Call) -> _Match | None:
+def _find(digest: str, attempt: Attempt, call: frame_conversion.Call) -> _Match | None:
     """Return the first record that fits, or None. Raises RefusedError: a record of this key was wrong before."""
     stores = attempt.stores
     for store in stores:
@@ -239,7 +239,7 @@ def _find(digest: str, attempt: Attempt, call: converting.Call) -> _Match | None
     return _from_remote(digest, attempt, call)
 
 
-def _from_remote(digest: str, attempt: Attempt, call: converting.Call) -> _Match | None:
+def _from_remote(digest: str, attempt: Attempt, call: frame_conversion.Call) -> _Match | None:
     """Return the first record of the remote cache that fits, or None. Those that were tried are in the store then."""
     own = attempt.store
     if own is None or sharing.address(attempt.settings) is None:
@@ -259,7 +259,7 @@ def _from_remote(digest: str, attempt: Attempt, call: converting.Call) -> _Match
     return None
 
 
-def _match(entry: Entry, store: LocalStore, attempt: Attempt, call: converting.Call) -> _Match | None:
+def _match(entry: Entry, store: LocalStore, attempt: Attempt, call: frame_conversion.Call) -> _Match | None:
     """Return the record of an entry on a frame; None if it does not fit."""
     if not store.complete(entry) or content_of(entry).level != FRAME:
         return None
@@ -301,20 +301,20 @@ def _loaded(entry: Entry, store: LocalStore, indices: list[int]) -> Callable[...
 def _used(entry: Entry, store: LocalStore) -> None:
     """Mark an entry as used, for eviction and for ``save_cache_artifacts()``."""
     store.mark_used(entry)
-    saved.record(entry, store)
+    torch_artifacts.record(entry, store)
     process_groups.extend_timeouts(entry.metadata.compile_seconds)  # other ranks may compile it
 
 
-def _handed_over(match: _Match, call: converting.Call) -> Any:
+def _handed_over(match: _Match, call: frame_conversion.Call) -> Any:
     record, fitted = match.record, match.fitted
     rests = records.rests(record, fitted, call)
-    _rests.update((rest.__code__, examination.current()) for rest in rests.values())
+    _rests.update((rest.__code__, compiler_examination.current()) for rest in rests.values())
     defined = {**fitted.defined, **match.graphs, **rests}
     _used(match.entry, match.store)
-    return converting.hand_over(call, fitted.code, fitted.built.manager, defined)
+    return frame_conversion.hand_over(call, fitted.code, fitted.built.manager, defined)
 
 
-def _keep(record: records.Record, digest: str, attempt: Attempt, call: converting.Call) -> None:
+def _keep(record: records.Record, digest: str, attempt: Attempt, call: frame_conversion.Call) -> None:
     store = attempt.store
     if store is None:
         raise RefusedError("no_cache", "there is no cache to write to")
@@ -331,17 +331,17 @@ def _keep(record: records.Record, digest: str, attempt: Attempt, call: convertin
             label=call.code.co_name,
             created=time.time(),
             torch_version=str(torch.__version__),
-            extra=readable.summary(record),
+            extra=fact_text.summary(record),
             origin=_origin(call),
         ),
     )
     entry = store.publish(entry, {RESULT: content})
     counters.count("frames", "kept")
-    saved.record(entry, store)
+    torch_artifacts.record(entry, store)
     sharing.offer(entry, store, attempt.settings)
 
 
-def _verify(match: _Match, record: records.Record, call: converting.Call) -> None:
+def _verify(match: _Match, record: records.Record, call: frame_conversion.Call) -> None:
     """Compare a record that fits with what Dynamo made of the frame now; discard it if they differ."""
     then, now = match.record.guards, record.guards
     # A frame for any size fits one that was traced for its own.

@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from fxpool import descriptors, forks, notices
+from fxpool import forks, notices, standard_streams
 from fxpool.watch import events
 from fxpool.watch.events import Span, State
 
@@ -278,7 +278,7 @@ class Progress:
     """See `fxpool.progress`."""
 
     def __init__(self, to: str | os.PathLike[str] | IO[str] | None = None) -> None:
-        descriptors.keep_standard()
+        standard_streams.keep_standard()
         self._display = display(to)
         events.listen(self._display)
 

@@ -21,8 +21,8 @@ from fxpool.codecache.store.blobs import BlobRef
 from fxpool.codecache.store.entry import Entry
 from fxpool.codecache.store.store import LocalStore
 from fxpool.errors import CorruptEntryError, StoreError
-from fxpool.lowering.artifact.content import Choices, Decisions, Effects, content_of
-from fxpool.lowering.cpp.built import BuiltLibraries
+from fxpool.lowering.artifact.entry_content import Choices, Decisions, Effects, content_of
+from fxpool.lowering.cpp.built_libraries import BuiltLibraries
 from fxpool.lowering.cpp.library import Library, LibraryFile
 from fxpool.lowering.request.compile_request import AOT, FX
 from fxpool.torch_compat.cuda.padding import PaddingQuestion
@@ -52,7 +52,7 @@ class Artifact(msgspec.Struct, kw_only=True):
     reason for not storing an artifact that has a key. `unprepared`: its kernels were compiled without the precompiled
     header that the host should have. `guessed`: templates were chosen without a device to time them on. `times` is
     torch's record of the compile. `compiled_cpp`: the result itself contains C++. `graphs` are the digests of the
-    graphs that AOTAutograd made (`worker.reused`); `reused`: their code is that of another entry.
+    graphs that AOTAutograd made (`worker.reused_graphs`); `reused`: their code is that of another entry.
     """
 
     level: str
@@ -264,13 +264,17 @@ def generated_code(entry: Entry, store: LocalStore) -> list[tuple[str, str]]:
     Raises:
         CorruptEntryError: the entry is damaged, or this process cannot read the entry of another torch.
     """
-    from fxpool.torch_compat.inductor import aot, inner, output_code  # late: `cache show` has not imported torch before
+    from fxpool.torch_compat.inductor import (  # late: `cache show` has not imported torch before
+        aot,
+        aot_graph,
+        output_code,
+    )
 
     data = parts_of_entry(entry, store).result()
     if not data or content_of(entry).level not in (AOT, FX):  # a restart, or an entry without a graph
         return []
     try:
-        graphs = aot.graphs_of(aot.load_result(data)) if content_of(entry).level == AOT else [inner.load(data)]
+        graphs = aot.graphs_of(aot.load_result(data)) if content_of(entry).level == AOT else [aot_graph.load(data)]
     except (ImportError, AttributeError, EOFError, TypeError) as error:
         raise CorruptEntryError(f"this torch cannot read entry {entry.key[:12]}: {error}") from error
     return [(output_code.name_of(graph), graph.source_code) for graph in graphs]

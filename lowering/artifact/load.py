@@ -8,13 +8,13 @@ from typing import Any
 
 from fxpool import counters
 from fxpool.errors import CannotReturnError, CorruptEntryError
-from fxpool.lowering.artifact import effects
-from fxpool.lowering.artifact.content import Effects
+from fxpool.lowering.artifact import side_effects
+from fxpool.lowering.artifact.entry_content import Effects
 from fxpool.lowering.artifact.entry_parts import Parts
-from fxpool.lowering.request import overlap
-from fxpool.lowering.request.captured import Captured
+from fxpool.lowering.request import overlapping_inputs
+from fxpool.lowering.request.captured_graph import Captured
 from fxpool.torch_compat.dynamo import torch_counters, tracing
-from fxpool.torch_compat.inductor import aot, inner, output_code
+from fxpool.torch_compat.inductor import aot, aot_graph, output_code
 
 
 class GuardsDoNotHold(Exception):
@@ -41,7 +41,7 @@ def load_aot(
     else:
         if not _add_guards(parts, captured):
             raise GuardsDoNotHold
-        effects.replay(parts.effects, captured.context, captured.sources)
+        side_effects.replay(parts.effects, captured.context, captured.sources)
     parts.indices, parts.groups = captured.placement.indices, captured.groups
     with _loading():
         result = aot.load_result(parts.result())
@@ -86,7 +86,7 @@ def _runs_the_entry_only(parts: Parts, captured: Captured) -> bool:
 
 
 def _add_guards(parts: Parts, captured: Captured) -> bool:
-    return not parts.guards or (captured.env is not None and effects.add_guards(captured.env, parts.guards))
+    return not parts.guards or (captured.env is not None and side_effects.add_guards(captured.env, parts.guards))
 
 
 def _unboxed(of_list: Callable[[list[Any]], Any], lifted: Sequence[Any]) -> Callable[..., Any]:
@@ -123,7 +123,7 @@ def _watch_overlap(
         counters.count("eager_calls", "overlap")
         return eager(*args)
 
-    return overlap.Checked(call, run_eagerly, inputs, expected)  # type: ignore[arg-type]
+    return overlapping_inputs.Checked(call, run_eagerly, inputs, expected)  # type: ignore[arg-type]
 
 
 def load_inner(parts: Parts, captured: Captured, arguments: dict[str, Any]) -> Any:
@@ -132,9 +132,9 @@ def load_inner(parts: Parts, captured: Captured, arguments: dict[str, Any]) -> A
         raise GuardsDoNotHold
     parts.indices, parts.groups = captured.placement.indices, captured.groups
     with _loading(RuntimeError):
-        graph = inner.load(parts.result())
+        graph = aot_graph.load(parts.result())
         output_code.put_into(graph, parts)
-        return inner.finish(graph, captured.fakes, arguments, captured.request.constants)
+        return aot_graph.finish(graph, captured.fakes, arguments, captured.request.constants)
 
 
 def load_without_graph(parts: Parts, indices: Sequence[int]) -> Callable[..., Any]:

@@ -14,11 +14,11 @@ from fxpool import counters
 from fxpool.codecache.store.entry import Entry
 from fxpool.codecache.store.store import LocalStore
 from fxpool.errors import StoreError
-from fxpool.lowering.artifact import effects, saved
-from fxpool.lowering.artifact.content import content_of
+from fxpool.lowering.artifact import side_effects, torch_artifacts
+from fxpool.lowering.artifact.entry_content import content_of
 from fxpool.lowering.artifact.entry_parts import Reference
 from fxpool.lowering.core import switched_off
-from fxpool.lowering.request.captured import Captured
+from fxpool.lowering.request.captured_graph import Captured
 from fxpool.lowering.request.compile_request import AOT, PACKAGE, CompileRequest
 from fxpool.torch_compat.dynamo import process_groups, torch_counters
 
@@ -36,7 +36,7 @@ class Search:
         values = self._captured.values()
         for store, entry in _entries(self._captured, self._stores):
             self._tried.append((store, entry))
-            if not effects.guards_hold(entry.guards, values):
+            if not side_effects.guards_hold(entry.guards, values):
                 continue
             yield entry, store
             if store.root == self._captured.request.store:  # the worker looks into this store only
@@ -72,7 +72,7 @@ def _used(captured: Captured, entry: Entry, store: LocalStore) -> None:
     """Mark an entry as used, for eviction and for ``save_cache_artifacts()``."""
     store.mark_used(entry)
     if captured.request.level != PACKAGE:
-        saved.record(entry, store)
+        torch_artifacts.record(entry, store)
 
 
 def _damaged(stores: Sequence[LocalStore]) -> int:
@@ -101,7 +101,7 @@ def published(reference: Reference, store: LocalStore) -> Entry | None:
     """
     entry = _published(reference, store)
     if entry is not None and content_of(entry).level != PACKAGE:
-        saved.record(entry, store)
+        torch_artifacts.record(entry, store)
     return entry
 
 
@@ -139,7 +139,7 @@ def present(request: CompileRequest) -> Entry | None:
         return None
     keys = [key for key in (request.key, request.host_key) if key is not None]
     for entry in (entry for key in keys for entry in store.entries(key.digest)):
-        fits = entry.name not in request.rejected_entries and effects.guards_hold(entry.guards, request.values)
+        fits = entry.name not in request.rejected_entries and side_effects.guards_hold(entry.guards, request.values)
         if fits and store.complete(entry):
             store.mark_used(entry)  # the client loads it next: it must not be evicted before
             return entry

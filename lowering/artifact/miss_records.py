@@ -22,9 +22,9 @@ from fxpool.codecache.explain.misses import Miss, MissExplanation, Rejected
 from fxpool.codecache.explain.nearest import Side
 from fxpool.codecache.store.entry import Entry
 from fxpool.codecache.store.store import LocalStore
-from fxpool.lowering.artifact import effects
+from fxpool.lowering.artifact import side_effects
 from fxpool.lowering.core.runtime import Part, runtime
-from fxpool.lowering.request.captured import Captured
+from fxpool.lowering.request.captured_graph import Captured
 from fxpool.torch_compat.dynamo import torch_counters
 
 __all__ = ["LIMIT", "entries_of", "explained", "misses_so_far", "remember"]
@@ -73,7 +73,7 @@ def _miss(captured: Captured, tried: Sequence[tuple[LocalStore, Entry]], newly_d
     values = captured.values()
     rejected = []
     for store, entry in tried:
-        if not effects.guards_hold(entry.guards, values):
+        if not side_effects.guards_hold(entry.guards, values):
             failed = misses.failed_guards(entry.guards, values)
             rejected.append(Rejected(entry.name, misses.GUARDS, failed))
         else:

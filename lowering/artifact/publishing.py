@@ -12,8 +12,8 @@ from fxpool.codecache.key.key import GraphKey
 from fxpool.codecache.store.entry import Entry, Metadata
 from fxpool.codecache.store.store import LocalStore
 from fxpool.errors import StoreError
-from fxpool.lowering.artifact import saved, sharing
-from fxpool.lowering.artifact.content import Content
+from fxpool.lowering.artifact import sharing, torch_artifacts
+from fxpool.lowering.artifact.entry_content import Content
 from fxpool.lowering.artifact.entry_parts import (
     BUILT,
     COMPILER_CHANGED,
@@ -108,7 +108,7 @@ def publish_if_kept(artifact: Artifact, request: CompileRequest, store: LocalSto
         else:
             counters.count("entries_written")
             if request.level != PACKAGE:  # torch has no cache of packages
-                saved.record(entry, store)
+                torch_artifacts.record(entry, store)
                 torch_counters.saved(before_autograd=request.level == AOT)
             sharing.offer(entry, store, attempt.settings)
             return

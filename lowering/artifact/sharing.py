@@ -20,16 +20,16 @@ from typing import TYPE_CHECKING, Any
 from fxpool import config, counters, forks, notices
 from fxpool.codecache.store.store import FRESH, LocalStore
 from fxpool.errors import CREATE_KEY, ConfigurationError, StoreError
-from fxpool.lowering.artifact import effects
+from fxpool.lowering.artifact import side_effects
 from fxpool.lowering.core import switched_off
 from fxpool.lowering.core.runtime import Part, runtime
 from fxpool.torch_compat.state import configs
 
 if TYPE_CHECKING:
     from fxpool.codecache.remote.leases import Leases
-    from fxpool.codecache.remote.level import RemoteLevel
+    from fxpool.codecache.remote.remote_level import RemoteLevel
     from fxpool.codecache.store.entry import Entry
-    from fxpool.lowering.request.captured import Captured
+    from fxpool.lowering.request.captured_graph import Captured
 
 __all__ = ["address", "fetch", "fetch_fitting", "flush", "inductor_address", "leases", "offer"]
 
@@ -77,7 +77,7 @@ def _new_level(address: str, settings: config.Settings) -> RemoteLevel:
     # Only needed if there is a remote.
     from fxpool.codecache import remote
     from fxpool.codecache.bundle.authentication import Keyring
-    from fxpool.codecache.remote.level import RemoteLevel
+    from fxpool.codecache.remote.remote_level import RemoteLevel
 
     if settings.remote_key_file is None:
         raise ConfigurationError(
@@ -132,7 +132,7 @@ def fetch(captured: Captured, store: LocalStore, settings: config.Settings, *, a
     values = captured.values()
     return fetch_fitting(
         [key.digest for key in captured.all_keys()],
-        lambda entry: effects.guards_hold(entry.guards, values),
+        lambda entry: side_effects.guards_hold(entry.guards, values),
         store,
         settings,
         again=again,

@@ -27,8 +27,8 @@ from fxpool.lowering.compiling.graph_compile import GraphCompile
 from fxpool.lowering.core import switched_off
 from fxpool.lowering.core.attempt import Attempt, Outcome
 from fxpool.lowering.core.runtime import Part, runtime
-from fxpool.lowering.request import ambient
-from fxpool.lowering.request.captured import Captured
+from fxpool.lowering.request import ambient_state
+from fxpool.lowering.request.captured_graph import Captured
 from fxpool.lowering.request.compile_request import BACKGROUND
 from fxpool.torch_compat.dynamo import shape_env, tracing
 from fxpool.watch import events
@@ -237,7 +237,7 @@ class _Work:
         captured = stage.captured
         with (
             self._background.loading,
-            ambient.entered_by_thread(captured.request.ambient),
+            ambient_state.entered_by_thread(captured.request.ambient),
             tracing.reentered(captured.context),
             attempt.timed("load"),
         ):

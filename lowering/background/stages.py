@@ -10,12 +10,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from fxpool import notices
-from fxpool.codecache.store import records
+from fxpool.codecache.store import small_records
 from fxpool.codecache.store.store import LocalStore
 from fxpool.errors import CannotTravelError, StoreError
 from fxpool.lowering.background.compiles import Stage
 from fxpool.lowering.core.attempt import Attempt
-from fxpool.lowering.request.captured import Captured
+from fxpool.lowering.request.captured_graph import Captured
 from fxpool.torch_compat.state import configs
 
 __all__ = ["of_call"]
@@ -50,7 +50,7 @@ def of_call(attempt: Attempt, capture: Callable[[], Captured]) -> list[Stage]:
 def _known_to_be_slower(captured: Captured, before: Sequence[str], store: LocalStore | None) -> bool:
     if store is None or captured.key is None or not before:
         return False
-    than = records.demoted.find(store.root, captured.key.digest)
+    than = small_records.demoted.find(store.root, captured.key.digest)
     return than is not None and than in before
 
 
@@ -62,7 +62,7 @@ def _marker(captured: Captured, before: Sequence[str], store: LocalStore | None)
         if store is None or captured.key is None or not before:
             return
         try:
-            records.demoted.add(store.root, captured.key.digest, before[0])
+            small_records.demoted.add(store.root, captured.key.digest, before[0])
         except StoreError as error:
             log.warning("could not record the dropped stage, the next process will time it again: %s", error)
 

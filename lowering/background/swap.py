@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from fxpool import forks
-from fxpool.lowering.artifact import effects
+from fxpool.lowering.artifact import side_effects
 from fxpool.torch_compat.dynamo import shape_env, tracing
 
 __all__ = ["Swap", "Trial", "Version"]
@@ -47,7 +47,7 @@ class Version:
         key = tuple(values.values())
         if key in self.seen:
             return True
-        if not effects.guards_hold(self.guards, values):
+        if not side_effects.guards_hold(self.guards, values):
             return False
         self.seen.add(key)
         return True

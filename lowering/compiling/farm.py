@@ -11,12 +11,12 @@ import os
 from typing import TYPE_CHECKING
 
 from fxpool import config, counters, notices
-from fxpool.codecache.key import builds
+from fxpool.codecache.key import build_digests
 from fxpool.codecache.store.store import FRESH
 from fxpool.errors import CREATE_KEY, ConfigurationError
 from fxpool.lowering.core.farm_orders import AWAY_JOB, request_name, result_name
 from fxpool.lowering.core.runtime import Part, runtime
-from fxpool.lowering.request import variables
+from fxpool.lowering.request import environment_variables
 from fxpool.lowering.request.compile_request import AOT, FX, CompileRequest
 from fxpool.pool.wire.farm import Away
 
@@ -86,8 +86,10 @@ def away(request: CompileRequest, flight: str, payload: bytes, settings: config.
         key=key,
         function=AWAY_JOB,
         seal=sealed[: len(sealed) - len(payload)],
-        environment={name: value for name, value in request.ambient.environment.items() if variables.in_key(name)},
-        builds=dict(request.builds or builds.digests(request.toolchain_dir, cpp=not request.devices)),
+        environment={
+            name: value for name, value in request.ambient.environment.items() if environment_variables.in_key(name)
+        },
+        builds=dict(request.builds or build_digests.digests(request.toolchain_dir, cpp=not request.devices)),
         wait=settings.farm_wait,
     )
 
@@ -101,8 +103,8 @@ def report_stayed(reason: str, why: str, settings: config.Settings) -> None:
 
 def opened(key: str, result: bytes, settings: config.Settings) -> bytes:
     """Return the encoded `CompileReply` in a farm's result. Raises NotAuthenticError, CorruptEntryError."""
-    from fxpool.codecache.remote import values  # only with a farm
+    from fxpool.codecache.remote import remote_values  # only with a farm
 
     keyring = runtime.part(_Keys).keyring(settings)
     assert keyring is not None
-    return values.unpack(keyring, result_name(key), result, _MOST)
+    return remote_values.unpack(keyring, result_name(key), result, _MOST)

@@ -24,12 +24,12 @@ from fxpool.codecache.store.entry import Entry
 from fxpool.codecache.store.store import LocalStore
 from fxpool.errors import CorruptEntryError, PoolUnavailableError
 from fxpool.lowering.artifact import lookup, sharing
-from fxpool.lowering.artifact.content import content_of
+from fxpool.lowering.artifact.entry_content import content_of
 from fxpool.lowering.artifact.entry_parts import Artifact, Load, parts_of_artifact, parts_of_entry
 from fxpool.lowering.artifact.load import GuardsDoNotHold
-from fxpool.lowering.compiling import eager, recording
+from fxpool.lowering.compiling import eager, graph_recording
 from fxpool.lowering.core.attempt import Attempt, Outcome
-from fxpool.lowering.request.captured import Captured
+from fxpool.lowering.request.captured_graph import Captured
 from fxpool.lowering.request.compile_request import AOT, CompileRequest
 from fxpool.torch_compat.dynamo import compile_times, torch_counters
 from fxpool.torch_compat.inductor import aot
@@ -65,7 +65,7 @@ class GraphCompile:
             if count_misses:
                 self._count_bypass()
             return None
-        if recording.is_on(self.attempt.settings):
+        if graph_recording.is_on(self.attempt.settings):
             return None  # it is recorded even if it has been compiled before
         return self._look_up(count_misses=count_misses, shared=shared and has_remote)
 
@@ -91,7 +91,7 @@ class GraphCompile:
         if served is not None:
             return served
         self.prepare()
-        if recording.is_on(self.attempt.settings) or self.attempt.by_workers:
+        if graph_recording.is_on(self.attempt.settings) or self.attempt.by_workers:
             return self.compile()
         return self.compile_through_bytes()
 
@@ -159,10 +159,10 @@ class GraphCompile:
             RecordedError: graphs are recorded, not compiled.
             Exception: any error of the compile.
         """
-        from fxpool.lowering.compiling import remote, turns  # with the pool's client: only a miss needs it
+        from fxpool.lowering.compiling import graph_leases, remote  # with the pool's client: only a miss needs it
 
         remote.require_possible(self.captured, self.attempt)
-        with turns.turn(self.captured, self.attempt, self._look_up_again) as served:
+        with graph_leases.turn(self.captured, self.attempt, self._look_up_again) as served:
             if served is not None:
                 return served
             for result in remote.results(self.captured, self.attempt):

@@ -4,8 +4,8 @@
     levels    a level of the fallback chain failed for a graph
 
 A level that fails costs a compile, and each level below costs another. A level that failed although a lower level works
-is recorded under its key (`codecache.store.records`), as are a result that could not be sent back, and a graph that
-compiles at no level.
+is recorded under its key (`codecache.store.small_records`), as are a result that could not be sent back, and a graph
+that compiles at no level.
 
 Later processes with the same environment know of code that could not be loaded, too, for an hour and while the file is
 unchanged: an import may fail for a reason outside of the file, which the user then mends.
@@ -20,12 +20,12 @@ from typing import Any
 
 from fxpool import failures, notices
 from fxpool.codecache.key import probe_cache
-from fxpool.codecache.store import records
+from fxpool.codecache.store import small_records
 from fxpool.errors import CannotReturnError, CannotTravelError, StoreError
 from fxpool.lowering.core import pool_environment
 from fxpool.lowering.core.attempt import Attempt
 from fxpool.lowering.core.runtime import Part, runtime
-from fxpool.lowering.request.captured import Captured
+from fxpool.lowering.request.captured_graph import Captured
 from fxpool.lowering.request.compile_request import CODE_DIFFERS, CompileRequest
 
 __all__ = ["NOT_IMPORTABLE", "compiles_nowhere", "refuse", "remember_code", "remember_level"]
@@ -53,7 +53,7 @@ def refuse(captured: Captured, attempt: Attempt) -> None:
     _refuse_code(captured.request)
     if attempt.store is None or captured.key is None:
         return
-    if reason := records.failed.find(attempt.store.root, captured.key.digest):
+    if reason := small_records.failed.find(attempt.store.root, captured.key.digest):
         raise CannotReturnError(reason, "it failed in an earlier process")
 
 
@@ -113,7 +113,7 @@ def _question(request: CompileRequest, name: str) -> tuple[tuple[str, ...], prob
 
 def compiles_nowhere(error: BaseException) -> bool:
     """Return whether an error of `refuse` says that the graph did not compile at any level."""
-    return isinstance(error, CannotReturnError) and error.reason.startswith(records.NO_LEVEL)
+    return isinstance(error, CannotReturnError) and error.reason.startswith(small_records.NO_LEVEL)
 
 
 def remember_level(attempt: Attempt, error: BaseException, *, nowhere: bool = False) -> None:
@@ -127,9 +127,9 @@ def remember_level(attempt: Attempt, error: BaseException, *, nowhere: bool = Fa
     if isinstance(error, CannotReturnError):
         reason = error.reason
     else:
-        reason = f"{records.NO_LEVEL if nowhere else records.COMPILE_ERROR}{type(error).__name__}"
+        reason = f"{small_records.NO_LEVEL if nowhere else small_records.COMPILE_ERROR}{type(error).__name__}"
     try:
-        records.failed.add(store.root, attempt.key, reason)
+        small_records.failed.add(store.root, attempt.key, reason)
     except StoreError as refused:
         log.info(
             "could not record that %s failed at this level, the next process will try it: %s", attempt.label, refused

@@ -35,16 +35,16 @@ from fxpool.errors import (
     NotAuthenticError,
     ServerLostError,
 )
-from fxpool.lowering.artifact import effects, lookup, sharing
+from fxpool.lowering.artifact import lookup, sharing, side_effects
 from fxpool.lowering.artifact.entry_parts import Artifact, CompileReply, Reference, decode_reply
-from fxpool.lowering.compiling import eager, farm, recording, refusals
+from fxpool.lowering.compiling import eager, farm, graph_recording, refusals
 from fxpool.lowering.compiling.eager import DEADLY
 from fxpool.lowering.core import pool_environment
 from fxpool.lowering.core.attempt import Attempt, Outcome
 from fxpool.lowering.core.runtime import runtime
 from fxpool.lowering.cpp import host_facts
-from fxpool.lowering.request import ambient
-from fxpool.lowering.request.captured import Captured
+from fxpool.lowering.request import ambient_state
+from fxpool.lowering.request.captured_graph import Captured
 from fxpool.lowering.request.compile_request import (
     AOT,
     BACKGROUND,
@@ -93,8 +93,8 @@ class Result:
 
 def require_possible(captured: Captured, attempt: Attempt) -> None:
     """Raise the reason why no worker is to compile a graph: it is recorded instead, or known to fail there."""
-    if recording.is_on(attempt.settings) and captured.request.level != PACKAGE:
-        recording.record(captured, attempt)
+    if graph_recording.is_on(attempt.settings) and captured.request.level != PACKAGE:
+        graph_recording.record(captured, attempt)
     refusals.refuse(captured, attempt)
 
 
@@ -142,11 +142,11 @@ def _result(reply: CompileReply, job: Job, captured: Captured, attempt: Attempt)
         _prepare_host(captured.request, attempt.settings)
     if reply.reference is not None:
         entry = _published(reply.reference, captured, attempt, others)
-        fits = entry is not None and (not others or effects.guards_hold(entry.guards, captured.values()))
+        fits = entry is not None and (not others or side_effects.guards_hold(entry.guards, captured.values()))
         return Result(entry, None, others, compiled.times) if fits else None
     assert reply.artifact is not None
     # A farm may have compiled it for another host's sizes.
-    fits = not (others or job.machine) or effects.guards_hold(reply.artifact.guards, captured.values())
+    fits = not (others or job.machine) or side_effects.guards_hold(reply.artifact.guards, captured.values())
     if not others and captured.key is not None and attempt.store is not None:
         from fxpool.lowering.artifact import publishing  # not needed for a hit
 
@@ -211,7 +211,7 @@ def _answer(captured: Captured, attempt: Attempt, question: bytes) -> bytes:
     from fxpool.lowering.cuda import benchmark_cache  # imports the CUDA part: only for queries
 
     facts, index = captured.placement.facts[0], captured.placement.indices[0]
-    with attempt.timed("measure"), ambient.entered_by_thread(captured.request.ambient):
+    with attempt.timed("measure"), ambient_state.entered_by_thread(captured.request.ambient):
         return benchmark_cache.answer(question, facts, index, captured.request.toolchain_dir)
 
 

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from fxpool import config, counters, failures, interruptions, notices
-from fxpool.codecache.store.bounds import Bounds
+from fxpool.codecache.store.cache_limits import Bounds
 from fxpool.codecache.store.store import LocalStore
 from fxpool.errors import PoolError
-from fxpool.lowering.core import host_report, switched_off, torchs_tables
+from fxpool.lowering.core import host_report, switched_off, table_origins
 from fxpool.lowering.core.options import Options
 from fxpool.lowering.core.runtime import runtime
 from fxpool.torch_compat.dynamo import frames
@@ -159,7 +159,7 @@ class Attempt:
     @functools.cached_property
     def destination(self) -> Destination:
         """The destination of its results."""
-        torchs_tables.settle(self.toolchain_dir, self.options.mode, self.settings)
+        table_origins.settle(self.toolchain_dir, self.options.mode, self.settings)
         return Destination(
             store=self.store.root if self.store is not None else None,
             bounds=self.store.bounds if self.store is not None else None,

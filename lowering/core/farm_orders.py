@@ -7,10 +7,10 @@ import msgspec
 __all__ = ["AWAY_JOB", "PREPARE_FOR_OTHERS_JOB", "FarmOrder", "request_name", "result_name"]
 
 #: The job that compiles another host's request, by the pool's naming.
-AWAY_JOB = "fxpool.lowering.worker.away:away_job"
+AWAY_JOB = "fxpool.lowering.worker.farm_job:away_job"
 
 #: The job that prepares the machine for such requests.
-PREPARE_FOR_OTHERS_JOB = "fxpool.lowering.worker.away:prepare_for_others_job"
+PREPARE_FOR_OTHERS_JOB = "fxpool.lowering.worker.farm_job:prepare_for_others_job"
 
 
 class FarmOrder(msgspec.Struct, kw_only=True):

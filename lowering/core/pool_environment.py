@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from fxpool import config
-from fxpool.own_python import PROGRAM_RUN
+from fxpool.child_python import PROGRAM_RUN
 
 if TYPE_CHECKING:
     from fxpool.pool import JobSpec

@@ -21,9 +21,9 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from fxpool import config, counters, descriptors, forks, notices
+from fxpool import config, counters, forks, notices, standard_streams
 from fxpool.codecache.key import probe_cache
-from fxpool.codecache.store.bounds import Bounds
+from fxpool.codecache.store.cache_limits import Bounds
 from fxpool.codecache.store.store import FRESH, LocalStore
 from fxpool.errors import FxpoolError, StoreError
 from fxpool.lowering.core import pool_environment, switched_off
@@ -194,7 +194,7 @@ class Runtime:
     def _store_at(self, root: str) -> LocalStore | None:
         with self._lock:
             if root not in self._stores:
-                descriptors.keep_standard()  # printed output must not end up in an entry
+                standard_streams.keep_standard()  # printed output must not end up in an entry
                 try:
                     _check_name(root)
                     self._stores[root] = LocalStore(root)

@@ -25,7 +25,7 @@ import torch
 
 from fxpool import notices
 from fxpool.bench.measurement import exclusive
-from fxpool.codecache.key import system, toolchain
+from fxpool.codecache.key import system_facts, toolchain
 from fxpool.codecache.key.key import canonical
 from fxpool.codecache.store import blobs
 from fxpool.errors import FxpoolError, StoreError
@@ -55,7 +55,7 @@ class CpuTimes:
     def _about(self) -> list[Any]:
         return [
             _FORMAT,
-            system.processor(),
+            system_facts.processor(),
             sorted(toolchain.toolchain_facts(self._tools).items()),
             str(torch.__version__),
             getattr(torch.version, "git_version", ""),

@@ -19,12 +19,12 @@ from collections.abc import Iterator
 import filelock
 
 from fxpool import directories, failures, notices, temporary
-from fxpool.codecache.key import system, toolchain
+from fxpool.codecache.key import system_facts, toolchain
 from fxpool.codecache.store import blobs
 from fxpool.errors import FxpoolError, ShortageError, StoreError
 from fxpool.lowering.cpp import precompiled_header
 from fxpool.lowering.cpp.library import loadable_file
-from fxpool.torch_compat.cpp import commands, instruction_sets
+from fxpool.torch_compat.cpp import compile_commands, instruction_sets
 from fxpool.torch_compat.cpp.instruction_sets import InstructionSet
 
 log = notices.logger(__name__)
@@ -111,7 +111,7 @@ def _probe(toolchain_dir: str | None) -> list[InstructionSet] | None:
     with temporary.directory("probe") as directory:
         source = os.path.join(directory, "probe.cpp")
         with open(source, "w") as file:
-            file.write(commands.HEADER + "\n" + instruction_sets.probe_source(claimed[0]))
+            file.write(compile_commands.HEADER + "\n" + instruction_sets.probe_source(claimed[0]))
         try:
             with instruction_sets.instruction_sets_known(claimed):
                 command, library = precompiled_header.command(toolchain_dir).link(
@@ -148,6 +148,8 @@ def _kept(path: str | None) -> list[InstructionSet] | None:
 
 
 def _host_digest(toolchain_dir: str | None) -> str:
-    host = {name: value for name, value in system.system_facts(toolchain_dir).items() if not name.startswith("fxpool")}
+    host = {
+        name: value for name, value in system_facts.system_facts(toolchain_dir).items() if not name.startswith("fxpool")
+    }
     facts = {**toolchain.toolchain_facts(toolchain_dir), **host}
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]

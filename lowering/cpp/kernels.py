@@ -37,7 +37,7 @@ from fxpool.errors import CompileError, NoCompilerError, ShortageError
 from fxpool.lowering.cpp import precompiled_header
 from fxpool.lowering.cpp.library import loadable_file
 from fxpool.lowering.cpp.unit_source import MODULE, function_name, unit_source
-from fxpool.torch_compat.cpp import commands, included
+from fxpool.torch_compat.cpp import compile_commands, included_headers
 from fxpool.torch_compat.inductor import output_code
 
 log = notices.logger(__name__)
@@ -91,7 +91,7 @@ class KernelJobs:
 _WORTH_A_UNIT = 8_000
 
 #: Kernels with their digests.
-Group = list[tuple[str, commands.CollectedKernel]]
+Group = list[tuple[str, compile_commands.CollectedKernel]]
 # The digests of an object and of its kernels are stored under each of its kernels.
 _KERNEL, _OBJECT = "c++ kernel", "c++ object"
 
@@ -135,9 +135,9 @@ class Linking:
         self._found: list[bytes] = []
         self._made: list[Object] = []
         self._words = ""
-        self._command: commands.Command | None = None
+        self._command: compile_commands.Command | None = None
 
-    def take(self, kernels: Sequence[commands.CollectedKernel], last: bool) -> None:
+    def take(self, kernels: Sequence[compile_commands.CollectedKernel], last: bool) -> None:
         """Take the kernels of one generated module. They start to compile now if that delays nothing else.
 
         `last`: nothing else will be lowered, so all cores are free for them.
@@ -151,7 +151,7 @@ class Linking:
             if beside > 0:
                 self._start(beside)
 
-    def begin(self, kernel: commands.CollectedKernel) -> None:
+    def begin(self, kernel: compile_commands.CollectedKernel) -> None:
         """Take a kernel of a module that is still being generated. It starts to compile now if a core is free."""
         self._note(kernel)
         if not self._waiting or not self._may_start():
@@ -162,7 +162,7 @@ class Linking:
         if self._units() > 1:
             self._start(1)
 
-    def _note(self, kernel: commands.CollectedKernel) -> str:
+    def _note(self, kernel: compile_commands.CollectedKernel) -> str:
         digest = output_code.kernel_digest(kernel.argument_types, kernel.source)
         if digest not in self.names and not self._find(digest):
             self.names[digest] = function_name(digest)
@@ -228,7 +228,7 @@ class Linking:
             source_name=f"{MODULE}.cpp",
             object_name=os.path.basename(made),
         )
-        self.unlisted |= included.unasked(unit.source) | included.unlike(arguments)
+        self.unlisted |= included_headers.unasked(unit.source) | included_headers.unlike(arguments)
         return self._submit(COMPILE_UNIT, msgspec.msgpack.encode(unit), quantities.counted(len(group), "kernel"))
 
     def library(self) -> bytes | None:
@@ -281,7 +281,7 @@ class Linking:
         return objects
 
 
-def _arguments(command: commands.Command) -> tuple[list[str], str]:
+def _arguments(command: compile_commands.Command) -> tuple[list[str], str]:
     """Return (Inductor's arguments for a unit, path of the object); `{directory}` is the folder of its source."""
     placeholder = "/fxpool-scratch"  # absolute, so that Inductor's builder does not resolve it here
     arguments, made = command.compile(f"{placeholder}/{MODULE}.cpp", MODULE)
@@ -304,7 +304,7 @@ def plan(kernels: Group, units: int) -> list[Group]:
     return groups
 
 
-def link(objects: Sequence[bytes], command: commands.Command) -> bytes:
+def link(objects: Sequence[bytes], command: compile_commands.Command) -> bytes:
     """Link compiled units to a shared library. Raises CppCompileError or NoCompilerError.
 
     The library is loaded to check that no symbol is missing; if that fails, it is linked with torch's libraries.

@@ -21,7 +21,7 @@ from fxpool import forks, notices
 from fxpool.errors import NotExecutableError
 from fxpool.lowering.core.runtime import Part, runtime
 from fxpool.lowering.cpp.unit_source import MODULE
-from fxpool.torch_compat.cpp import commands, instruction_sets
+from fxpool.torch_compat.cpp import compile_commands, instruction_sets
 
 log = notices.logger(__name__)
 # The loader treats libraries of equal names as the same. Descriptors are reused; these numbers are not.
@@ -135,5 +135,5 @@ def _kernels_at(path: str, name: str) -> Any:
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
     loader.exec_module(module)
-    module.bind(commands.tensor_data_pointer())
+    module.bind(compile_commands.tensor_data_pointer())
     return module

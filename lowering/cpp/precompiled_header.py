@@ -30,7 +30,7 @@ from fxpool import directories, failures, notices
 from fxpool.codecache.key import cacheable, headers, toolchain
 from fxpool.codecache.store import blobs
 from fxpool.errors import ShortageError, StoreError
-from fxpool.torch_compat.cpp import commands, included
+from fxpool.torch_compat.cpp import compile_commands, included_headers
 
 log = notices.logger(__name__)
 #: The longest wait, in seconds, for another process that is compiling the same header.
@@ -42,7 +42,7 @@ _FAILED_FOR = 3600.0
 _BUILDING = "building-"
 
 
-def command(toolchain_dir: str | None, *, build: bool = True) -> commands.Command:
+def command(toolchain_dir: str | None, *, build: bool = True) -> compile_commands.Command:
     """Return the compiler's command for kernels on this host, with the precompiled header of `toolchain_dir`.
 
     Kernels include the header as text if `toolchain_dir` is None, if the header does not compile, or if it is missing
@@ -56,15 +56,15 @@ def command(toolchain_dir: str | None, *, build: bool = True) -> commands.Comman
     return wanted
 
 
-def bare_command(toolchain_dir: str | None) -> commands.Command:
+def bare_command(toolchain_dir: str | None) -> compile_commands.Command:
     """Return the compiler's command for kernels on this host, without a precompiled header."""
     # The flags depend on what Inductor has cached about its compiler, and the header's name on the flags.
     compiler = toolchain.settle(toolchain_dir)
-    return commands.Command((compiler.path, *compiler.arguments) if compiler is not None else ())
+    return compile_commands.Command((compiler.path, *compiler.arguments) if compiler is not None else ())
 
 
 def _content() -> str:
-    return commands.HEADER + "\n"
+    return compile_commands.HEADER + "\n"
 
 
 def is_ready(toolchain_dir: str | None) -> bool:
@@ -77,7 +77,7 @@ def is_ready(toolchain_dir: str | None) -> bool:
     return listed is None or _is_current(header, listed) or _has_failed(header)
 
 
-def _path(toolchain_dir: str, wanted: commands.Command) -> str:
+def _path(toolchain_dir: str, wanted: compile_commands.Command) -> str:
     arguments, _ = wanted.precompile("/header.h")
     facts = toolchain.toolchain_facts(toolchain_dir)
     asked = json.dumps([_content(), arguments[1:], sorted(facts.items())])  # the compiler is among the facts
@@ -87,12 +87,12 @@ def _path(toolchain_dir: str, wanted: commands.Command) -> str:
 def _listed(toolchain_dir: str) -> str | None:
     """Return the digest of the headers that kernels include; None if the compiler does not list them."""
     try:
-        return toolchain.key_facts(toolchain_dir, (included.KERNELS,)).get(headers.KERNELS)
+        return toolchain.key_facts(toolchain_dir, (included_headers.KERNELS,)).get(headers.KERNELS)
     except cacheable.Bypass:
         return None
 
 
-def _find_or_build(toolchain_dir: str, wanted: commands.Command, build: bool) -> str | None:
+def _find_or_build(toolchain_dir: str, wanted: compile_commands.Command, build: bool) -> str | None:
     """Return the path of the header to include, with its compiled form beside it; None if there is no such header."""
     header, listed = _path(toolchain_dir, wanted), _listed(toolchain_dir)
     if listed is not None and _is_current(header, listed):
@@ -146,7 +146,7 @@ def _state(path: str) -> list[int]:
     return [status.st_size, status.st_mtime_ns]
 
 
-def _build(header: str, content: str, wanted: commands.Command, listed: str) -> None:
+def _build(header: str, content: str, wanted: compile_commands.Command, listed: str) -> None:
     # The record is removed first and written last: without it the other files are ignored.
     with contextlib.suppress(FileNotFoundError):
         os.unlink(f"{header[:-2]}.json")

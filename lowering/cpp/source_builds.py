@@ -23,7 +23,7 @@ from fxpool.codecache.key.key import canonical
 from fxpool.codecache.store.entry import Component, Entry, Metadata
 from fxpool.codecache.store.store import LocalStore
 from fxpool.errors import StoreError
-from fxpool.lowering.cpp.built import placeless
+from fxpool.lowering.cpp.built_libraries import placeless
 from fxpool.torch_compat.cpp import source_compilers
 
 __all__ = ["ROLE", "SOURCE", "StoredBuilds", "kept_in", "key_of"]

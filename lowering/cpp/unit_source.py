@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from fxpool.torch_compat.cpp import commands
+from fxpool.torch_compat.cpp import compile_commands
 
 MODULE = "fxpool_kernels"
 
@@ -25,19 +25,21 @@ def function_name(digest: str) -> str:
     return f"k{digest[:_NAMED_BY]}"
 
 
-def unit_source(kernels: Sequence[tuple[str, commands.CollectedKernel]], *, own_namespaces: bool = True) -> str:
+def unit_source(kernels: Sequence[tuple[str, compile_commands.CollectedKernel]], *, own_namespaces: bool = True) -> str:
     """Return the source of a unit of kernels, each with its digest.
 
     Without `own_namespaces` kernels share the global namespace: some code (for example a specialization of one of
     torch's templates) is valid only there.
     """
-    parts = [commands.HEADER]
+    parts = [compile_commands.HEADER]
     calls: list[str] = []
     for digest, kernel in kernels:
         name = function_name(digest)
         space = f"fxpool_space_{name}" if own_namespaces else ""
         # Includes have to be outside of namespaces.
-        parts += [line for line in dict.fromkeys(_INCLUDE.findall(kernel.source)) if commands.HEADER not in line]
+        parts += [
+            line for line in dict.fromkeys(_INCLUDE.findall(kernel.source)) if compile_commands.HEADER not in line
+        ]
         # The generated function is called `kernel`: renaming the token does not change the text and its lines.
         parts.append(f"#define kernel fxpool_kernel_{name}")
         parts.append(f"namespace {space} {{" if space else "")

@@ -24,12 +24,12 @@ import msgspec
 from fxpool import notices
 from fxpool.codecache.key.key import canonical
 from fxpool.errors import WorkerDiedError
-from fxpool.lowering.core.scratch import in_directory
+from fxpool.lowering.core.scratch_directories import in_directory
 from fxpool.lowering.cuda import benchmark_cache
-from fxpool.lowering.request import ambient
-from fxpool.lowering.request.ambient import AmbientState
+from fxpool.lowering.request import ambient_state
+from fxpool.lowering.request.ambient_state import AmbientState
 from fxpool.lowering.request.compile_request import CompileRequest
-from fxpool.torch_compat.state import configs, switches
+from fxpool.torch_compat.state import configs, global_state
 from fxpool.torch_compat.triton import autotuning, benchmarks, triton_compile
 from fxpool.torch_compat.triton.autotuning import Fused, TimingQuestion
 
@@ -166,7 +166,7 @@ class Tuning:
 
 
 def _digest(state: AmbientState) -> str:
-    shaping = {name: value for name, value in state.switches.items() if name not in switches.OF_CPU}
+    shaping = {name: value for name, value in state.switches.items() if name not in global_state.OF_CPU}
     about = [shaping, configs.key_values(state.configuration)]
     return hashlib.sha256(canonical(about)).hexdigest()
 
@@ -211,7 +211,7 @@ def time_candidates(payload: bytes) -> bytes:
     state: AmbientState = pickle.loads(asked.state)  # pickled by the worker that compiles
     job = current_job()
     alone = benchmark_cache.alone_on(0, job.runtime_root if job is not None else None)
-    with in_directory(asked.directory), ambient.entered(state), triton_compile.no_kept_choices(), alone:
+    with in_directory(asked.directory), ambient_state.entered(state), triton_compile.no_kept_choices(), alone:
         times = benchmarks.times(asked.question)
     if times.tainted and job is not None:
         job.spoil()

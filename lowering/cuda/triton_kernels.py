@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from fxpool.lowering.core.scratch import scratch_directory
+from fxpool.lowering.core.scratch_directories import scratch_directory
 from fxpool.torch_compat.inductor import output_code, preload
 from fxpool.torch_compat.triton import triton_compile
 

@@ -22,7 +22,7 @@ from fxpool.lowering.core import switched_off
 from fxpool.lowering.core.attempt import Attempt, Outcome
 from fxpool.lowering.request import capture
 from fxpool.torch_compat.dynamo import frames, tracing
-from fxpool.torch_compat.inductor import aot, inner
+from fxpool.torch_compat.inductor import aot, aot_graph
 
 
 def compile_each(
@@ -45,7 +45,7 @@ def compile_each(
             return _compile_one(graph, example_inputs, arguments, attempt, frame, at_home)
 
     with interruptions.let_through():
-        return inner.compile_with_inner(aot.copy_of(gm), inputs, inner_compile)
+        return aot_graph.compile_with_inner(aot.copy_of(gm), inputs, inner_compile)
 
 
 def _compile_one(
@@ -56,8 +56,8 @@ def _compile_one(
     frame: frames.Frame | None,
     at_home: bool,
 ) -> Any:
-    if inner.count_calls(graph) == 0:
-        return inner.compile_as_torch_does(graph, inputs, arguments)  # returns the graph itself: nothing to compile
+    if aot_graph.count_calls(graph) == 0:
+        return aot_graph.compile_as_torch_does(graph, inputs, arguments)  # returns the graph itself: nothing to compile
     suffix = "backward" if arguments.get("is_backward") else "forward"
     # The outcome is "in_process" unless there is a hit or a worker: it is recorded before the last level runs.
     part = attempt.part(label=f"{attempt.label} {suffix}", level="fx", outcome=Outcome.IN_PROCESS, function="", stage=0)
@@ -91,7 +91,7 @@ def _compile_part(
         if not (arguments.get("is_backward") or isinstance(error, RecordedError)):
             raise  # the whole Dynamo graph runs eagerly
         # The forward is already in use, and this may be the user's call of backward().
-        return run_eagerly(inner.as_output(graph), part, error)
+        return run_eagerly(aot_graph.as_output(graph), part, error)
     except PoolError as error:
         part.step_down(f"fx:pool:{type(error).__name__}", error)
         switched_off.say_without_pool(error)
@@ -104,7 +104,7 @@ def _compile_part(
         part.seconds["total"] = time.perf_counter() - started
         part.record()
     with eager.compiling_as_stock(part):
-        compiled = inner.compile_as_torch_does(graph, inputs, arguments)
+        compiled = aot_graph.compile_as_torch_does(graph, inputs, arguments)
     if cause is not None:
         refusals.remember_level(part, cause)
     return compiled
@@ -120,6 +120,6 @@ def _travel(
     if part.options.mode == "normal":
         raise CannotTravelError("mode_normal", "AOTAutograd's graphs are compiled in the process that traces them")
     captured = capture.capture_inner(
-        graph, inputs, inner.plain_arguments(arguments), label=part.label, into=part.destination, frame=frame
+        graph, inputs, aot_graph.plain_arguments(arguments), label=part.label, into=part.destination, frame=frame
     )
     return GraphCompile(captured, part, lambda parts: load.load_inner(parts, captured, arguments)).run()

@@ -11,11 +11,11 @@ from fxpool.codecache.key import cacheable
 from fxpool.errors import CannotTravelError, NotKeptError, PoolUnavailableError, RecordedError
 from fxpool.lowering.artifact import load
 from fxpool.lowering.artifact.entry_parts import Parts
-from fxpool.lowering.compiling import eager, recording, refusals
+from fxpool.lowering.compiling import eager, graph_recording, refusals
 from fxpool.lowering.compiling.graph_compile import GraphCompile, complete
 from fxpool.lowering.core.attempt import Attempt
 from fxpool.lowering.request import capture
-from fxpool.lowering.request.captured import Captured
+from fxpool.lowering.request.captured_graph import Captured
 from fxpool.lowering.request.compile_request import CODE_DIFFERS
 from fxpool.torch_compat.dynamo import standalone, torch_counters, tracing
 from fxpool.torch_compat.state import configs
@@ -66,7 +66,7 @@ def compile_graph(
 
         with attempt.timed("capture"):
             of_call = stages.of_call(attempt, lambda: _capture(gm, inputs, attempt))
-        if recording.is_on(attempt.settings):
+        if graph_recording.is_on(attempt.settings):
             _record_all(of_call, attempt)
         graph = of(of_call[0].captured)
         if graph.captured.stays is None:
@@ -104,9 +104,9 @@ def _load(gm: torch.fx.GraphModule, attempt: Attempt, captured: Captured, writte
         call = load.load_aot(parts, captured, gm.forward)
         if not written or captured.lifted:  # the file would not contain the parameters
             return call
-        from fxpool.lowering.artifact import portable  # only for programs that write such files
+        from fxpool.lowering.artifact import portable_graph  # only for programs that write such files
 
-        return standalone.give_precompile_bundle(gm, call, functools.partial(portable.bundle, parts, captured))
+        return standalone.give_precompile_bundle(gm, call, functools.partial(portable_graph.bundle, parts, captured))
 
 
 def _here(graph: GraphCompile, gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Call:
@@ -139,7 +139,7 @@ def _record_all(stages: Sequence[Stage], attempt: Attempt) -> NoReturn:
     for stage in stages:
         complete(stage.captured, attempt)
         with contextlib.suppress(RecordedError):
-            recording.record(stage.captured, attempt)
+            graph_recording.record(stage.captured, attempt)
     raise RecordedError(attempt.label)
 
 

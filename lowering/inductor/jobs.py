@@ -12,7 +12,7 @@ from fxpool.codecache.key import toolchain
 from fxpool.errors import CannotTravelError
 from fxpool.lowering.cuda import devices
 from fxpool.lowering.inductor.pools import GraphJob, KernelJob, KernelPool, OtherCode, Result, Sent
-from fxpool.lowering.request import ambient
+from fxpool.lowering.request import ambient_state
 from fxpool.lowering.worker import compiler
 from fxpool.pool import current_job
 from fxpool.torch_compat.cpp import instruction_sets
@@ -48,7 +48,7 @@ def run_graph(payload: bytes) -> bytes:
         return job.submit(function, data, label=label)
 
     hooks.take_in_worker(KernelPool(send), 1 + job.slots_free())
-    with ambient.entered(graph_job.state), contextlib.ExitStack() as stack:
+    with ambient_state.entered(graph_job.state), contextlib.ExitStack() as stack:
         toolchain.settle(graph_job.toolchain_dir)
         if graph_job.usable_sets is not None:
             stack.enter_context(instruction_sets.instruction_sets_known(graph_job.usable_sets))

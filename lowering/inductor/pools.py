@@ -22,11 +22,11 @@ from fxpool.errors import CannotTravelError, FxpoolError, PoolError, PoolUnavail
 from fxpool.lowering.compiling.eager import DEADLY
 from fxpool.lowering.core import pool_environment, switched_off
 from fxpool.lowering.core.runtime import Part, runtime
-from fxpool.lowering.request import ambient
-from fxpool.lowering.request.ambient import AmbientState
+from fxpool.lowering.request import ambient_state
+from fxpool.lowering.request.ambient_state import AmbientState
 from fxpool.lowering.request.compile_request import CODE_DIFFERS
-from fxpool.lowering.request.needed import needed
-from fxpool.lowering.request.placement import current_device, visible_devices
+from fxpool.lowering.request.device_placement import current_device, visible_devices
+from fxpool.lowering.request.worker_requirements import needed
 from fxpool.torch_compat.cpp import instruction_sets
 from fxpool.torch_compat.cpp.instruction_sets import InstructionSet
 from fxpool.torch_compat.cuda.device_facts import DeviceFacts
@@ -279,9 +279,9 @@ class GraphPool:
             of_graph = program_code.of(dependencies, after_autograd=True, answers=probe_cache.FactCache(toolchain_dir))
             if of_graph.changed:
                 raise CannotTravelError("torch_changed", f"the program replaced {', '.join(of_graph.changed)}")
-            state = ambient.capture(before_autograd=False, toolchain_dir=toolchain_dir)
+            state = ambient_state.capture(before_autograd=False, toolchain_dir=toolchain_dir)
             code = program_code.SentCode.of(
-                of_graph, dependencies, ambient.code_digests(state), after_autograd=True, operators=operators
+                of_graph, dependencies, ambient_state.code_digests(state), after_autograd=True, operators=operators
             )
         except UnprovenError as error:
             raise CannotTravelError("code_unknown", error.part) from error

@@ -18,7 +18,7 @@ import sys
 import threading
 from typing import Any
 
-from fxpool.own_python import PROGRAM_RUN
+from fxpool.child_python import PROGRAM_RUN
 
 __all__ = ["begin", "environment"]
 

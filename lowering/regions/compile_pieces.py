@@ -24,10 +24,10 @@ from fxpool.lowering.core.attempt import Attempt, Outcome
 from fxpool.lowering.fallback import chain
 from fxpool.lowering.regions import compose, symbols
 from fxpool.lowering.regions.cut import Cut
+from fxpool.lowering.regions.cut_points import TracedGraph, UncuttableError
 from fxpool.lowering.regions.pieces import Piece
-from fxpool.lowering.regions.traced import TracedGraph, UncuttableError
-from fxpool.lowering.request import ambient, capture
-from fxpool.lowering.request.captured import Captured
+from fxpool.lowering.request import ambient_state, capture
+from fxpool.lowering.request.captured_graph import Captured
 from fxpool.torch_compat.dynamo import tracing
 from fxpool.torch_compat.state import configs
 
@@ -263,5 +263,5 @@ def _recorded(part: Attempt) -> Iterator[None]:
 @contextlib.contextmanager
 def _as_in(captured: Captured) -> Iterator[None]:
     """Enter the state and the tracing context of a capture, in another thread."""
-    with ambient.entered_by_thread(captured.request.ambient), tracing.reentered(captured.context):
+    with ambient_state.entered_by_thread(captured.request.ambient), tracing.reentered(captured.context):
         yield

@@ -19,7 +19,7 @@ from typing import Any
 from torch.fx import Node
 from torch.fx.node import map_aggregate
 
-from fxpool.lowering.regions.traced import Interval, TracedGraph, UncuttableError
+from fxpool.lowering.regions.cut_points import Interval, TracedGraph, UncuttableError
 
 __all__ = ["Step", "compose", "source"]
 

@@ -12,10 +12,10 @@ from typing import Any
 
 from fxpool import config, counters, notices
 from fxpool.lowering.regions import plan, symbols
+from fxpool.lowering.regions.cut_points import Interval, TracedGraph, UncuttableError
 from fxpool.lowering.regions.pieces import Identity, Piece, extract, identity
 from fxpool.lowering.regions.plan import Call
 from fxpool.lowering.regions.symbols import OwnSymbols
-from fxpool.lowering.regions.traced import Interval, TracedGraph, UncuttableError
 from fxpool.torch_compat.dynamo import tracing
 
 __all__ = ["Cut"]

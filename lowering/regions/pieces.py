@@ -21,9 +21,9 @@ from torch.fx import Node
 from fxpool.codecache.key import key
 from fxpool.errors import CannotTravelError
 from fxpool.lowering.regions import symbols
+from fxpool.lowering.regions.cut_points import Interval, TracedGraph, UncuttableError
 from fxpool.lowering.regions.symbols import OwnSymbols
-from fxpool.lowering.regions.traced import Interval, TracedGraph, UncuttableError
-from fxpool.lowering.request import overlap
+from fxpool.lowering.request import overlapping_inputs
 from fxpool.torch_compat.dynamo import tensors, tracing
 from fxpool.torch_compat.dynamo.shape_env import ShapeEnv
 
@@ -108,7 +108,7 @@ def identity(piece: Piece, constraints: Sequence[Any] = ()) -> Identity:
         values = [encoder.value(value) for value in fakes]
         described = types.SimpleNamespace(**piece.attributes, graph=piece.graph, meta=piece.meta)
         description = encoder.encode(cast("torch.fx.GraphModule", described)).description
-        layout = [list(pair) for pair in overlap.layout(_real(piece.inputs))]
+        layout = [list(pair) for pair in overlapping_inputs.layout(_real(piece.inputs))]
         whole = key.canonical(
             [description, values, layout, list(constraints), encoder.facts(_shape_env()), list(encoder.groups)]
         )

@@ -19,15 +19,23 @@ from fxpool.codecache.code import program_code
 from fxpool.codecache.code.grammar import UnprovenError
 from fxpool.codecache.graph import graph_codec, placed_inputs
 from fxpool.codecache.guards import guards
-from fxpool.codecache.key import cacheable, components, examination, key, probe_cache, source_toolchain, system
+from fxpool.codecache.key import (
+    cacheable,
+    compiler_examination,
+    components,
+    key,
+    probe_cache,
+    source_toolchain,
+    system_facts,
+)
 from fxpool.codecache.key.key import GraphKey
 from fxpool.errors import CannotTravelError
 from fxpool.lowering.core.attempt import Destination
-from fxpool.lowering.request import ambient, overlap, placement
-from fxpool.lowering.request.captured import Captured
+from fxpool.lowering.request import ambient_state, device_placement, overlapping_inputs
+from fxpool.lowering.request.captured_graph import Captured
 from fxpool.lowering.request.compile_request import AOT, FX, PACKAGE, CompileRequest
-from fxpool.lowering.request.needed import needed
-from fxpool.lowering.request.placement import Placement, placement_of
+from fxpool.lowering.request.device_placement import Placement, placement_of
+from fxpool.lowering.request.worker_requirements import needed
 from fxpool.torch_compat.dynamo import frames, log_state, shape_env, tensors, tracing
 from fxpool.torch_compat.dynamo.shape_env import ShapeEnv
 from fxpool.torch_compat.dynamo.tracing import TracingContext
@@ -54,7 +62,7 @@ class _Traced:
     fakes: Sequence[Any]
     frame: frames.Frame | None
     constraints: Sequence[Any] = ()
-    layout: overlap.Layout = ()
+    layout: overlapping_inputs.Layout = ()
     lifted: Sequence[torch.Tensor] = ()
     origins: Sequence[Any] = ()
     sources: Sequence[Any] = ()
@@ -121,7 +129,7 @@ def capture(gm: torch.fx.GraphModule, inputs: Sequence[Any], *, label: str, into
         fakes=[*fake_lifted.values(), *fakes],
         frame=frames.current_frame(),
         constraints=[tracing.constraints(context, value) for value in inputs],
-        layout=overlap.layout(real),
+        layout=overlapping_inputs.layout(real),
         lifted=list(lifted.values()),
         origins=[*((named_sources or {}).get(name) for name in lifted), *origins],
         sources=origins,
@@ -211,14 +219,14 @@ def surroundings(into: Destination) -> str:
     return captured.key.digest
 
 
-@examination.under_way()
+@compiler_examination.under_way()
 def _finish(traced: _Traced, into: Destination, check: Callable[[], None]) -> Captured:
     """Return the captured graph, with a key unless `check` raises Bypass."""
     level, encoded, toolchain_dir = traced.level, traced.encoded, into.toolchain_dir
     source_toolchain.require(encoded.devices)
-    placement.require_movable(encoded)
-    state = ambient.capture(before_autograd=level == AOT, toolchain_dir=toolchain_dir)
-    if placement.through_cpp(encoded):
+    device_placement.require_movable(encoded)
+    state = ambient_state.capture(before_autograd=level == AOT, toolchain_dir=toolchain_dir)
+    if device_placement.through_cpp(encoded):
         state = state.configured_with(configs.KERNELS_AT_COMPILE_TIME)
     modules, libraries, operators, stays = needed(encoded.dependencies)
     code: program_code.ProgramCode | None = None
@@ -235,7 +243,7 @@ def _finish(traced: _Traced, into: Destination, check: Callable[[], None]) -> Ca
         if code.changed:
             stays = CannotTravelError("torch_changed", f"the program replaced {', '.join(code.changed)}")
         try:
-            configured = ambient.code_digests(state)
+            configured = ambient_state.code_digests(state)
             sent = program_code.SentCode.of(
                 code, encoded.dependencies, configured, after_autograd=level == FX, operators=operators
             )
@@ -360,7 +368,7 @@ def key_parts(
     Raises:
         Bypass: a component has no form that is equal in every process.
     """
-    ambient_part, configuration = ambient.key_parts(request.ambient)
+    ambient_part, configuration = ambient_state.key_parts(request.ambient)
     layout = [list(pair) for pair in traced.layout]
     # AOTAutograd's names have meanings (`primals_1`), and a package contains the program's.
     named = traced.level != AOT or _reads_graphs(request, code)
@@ -372,8 +380,8 @@ def key_parts(
         "configuration": configuration,
         "code": code.digests,
         "system": {
-            **system.system_facts(request.toolchain_dir),
-            **system.device_facts(traced.encoded.devices, named=bool(placement.facts)),
+            **system_facts.system_facts(request.toolchain_dir),
+            **system_facts.device_facts(traced.encoded.devices, named=bool(placement.facts)),
             **placement.key_part(),
         },
         "toolchain": _toolchain(traced, request, headers=not request.devices),
@@ -385,7 +393,7 @@ def _reads_graphs(request: CompileRequest, code: program_code.ProgramCode) -> bo
     return bool(request.ambient.configured) or any(map(program_code.is_of_any_graph, code.digests))
 
 
-def _is_blind(traced: _Traced, state: ambient.AmbientState, code: program_code.ProgramCode) -> bool:
+def _is_blind(traced: _Traced, state: ambient_state.AmbientState, code: program_code.ProgramCode) -> bool:
     """Return whether neither a graph nor code that runs while it is compiled can see the place of inputs in memory."""
     graph = traced.encoded
     if traced.level == PACKAGE or traced.lifted or graph.sees_place or graph.dependencies or state.configured:
@@ -412,5 +420,5 @@ def _shape_facts(env: ShapeEnv | None, symbols: set[str]) -> list[Any]:
     return rows
 
 
-def _readable_inputs(layout: overlap.Layout) -> str:
+def _readable_inputs(layout: overlapping_inputs.Layout) -> str:
     return f"overlapping inputs: {[list(pair[:2]) for pair in layout]}" if layout else "no overlapping inputs"

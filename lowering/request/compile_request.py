@@ -15,9 +15,9 @@ import torch
 
 from fxpool.codecache.code.program_code import SentCode
 from fxpool.codecache.key.key import GraphKey
-from fxpool.codecache.store.bounds import Bounds
+from fxpool.codecache.store.cache_limits import Bounds
 from fxpool.codecache.store.entry import Origin
-from fxpool.lowering.request.ambient import AmbientState
+from fxpool.lowering.request.ambient_state import AmbientState
 from fxpool.torch_compat.cuda.device_facts import DeviceFacts
 from fxpool.torch_compat.cuda.padding import PaddingQuestion
 from fxpool.torch_compat.dynamo import tensors, tracing
@@ -33,7 +33,7 @@ PACKAGE = "package"  # an exported program; its result is an AOTInductor package
 #: The job that compiles a request, by the pool's naming.
 COMPILE_JOB = "fxpool.lowering.worker.jobs:compile_job"
 #: The job that compiles a stored request again, and compares.
-RECOMPUTE_JOB = "fxpool.lowering.worker.recompute:recompute_job"
+RECOMPUTE_JOB = "fxpool.lowering.worker.recompute_job:recompute_job"
 #: The job that probes this host's tool chain, on a host that has not been probed.
 PREPARE_JOB = "fxpool.lowering.worker.jobs:prepare_job"
 
@@ -68,7 +68,7 @@ class CompileRequest:
     that the program wants (`torch_compat.dynamo.log_state`). `program` is the file of an exported program,
     whose `graph` and `inputs` are only used for the key. `keep_request`: the request is stored with the entry, so that
     it can be compiled again to verify the entry. `builds` are the digests that a machine needs to compile it
-    (`codecache.key.builds`); None: it is compiled where it was captured.
+    (`codecache.key.build_digests`); None: it is compiled where it was captured.
     """
 
     level: str

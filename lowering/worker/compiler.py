@@ -27,25 +27,25 @@ from fxpool.codecache.key.cacheable import Bypass
 from fxpool.codecache.store.kernel_files import KernelFiles
 from fxpool.codecache.store.store import LocalStore
 from fxpool.errors import CannotReturnError, CannotTravelError, StoreError
-from fxpool.lowering.artifact import effects
-from fxpool.lowering.artifact.content import Decisions, Effects
+from fxpool.lowering.artifact import side_effects
+from fxpool.lowering.artifact.entry_content import Decisions, Effects
 from fxpool.lowering.artifact.entry_parts import COMPILER_CHANGED, HEADERS_UNLISTED, Artifact
 from fxpool.lowering.cpp import cpu_tuning, host_facts, kernels, source_builds
-from fxpool.lowering.cpp.built import BuiltLinking, inductors_builds
+from fxpool.lowering.cpp.built_libraries import BuiltLinking, inductors_builds
 from fxpool.lowering.cpp.kernels import KernelJobs
 from fxpool.lowering.cuda.triton_kernels import LinkedTriton, TritonLinking
-from fxpool.lowering.request import ambient
-from fxpool.lowering.request.captured import Captured
+from fxpool.lowering.request import ambient_state
+from fxpool.lowering.request.captured_graph import Captured
 from fxpool.lowering.request.compile_request import AOT, CODE_DIFFERS, PACKAGE, CompileRequest
-from fxpool.lowering.worker import wrapper
-from fxpool.lowering.worker.reused import EqualGraphs, OtherBackwardError
-from fxpool.torch_compat.cpp import commands
+from fxpool.lowering.worker import wrapper_linking
+from fxpool.lowering.worker.reused_graphs import EqualGraphs, OtherBackwardError
+from fxpool.torch_compat.cpp import compile_commands
 from fxpool.torch_compat.dynamo import log_state, process_groups, shape_env, tensors, tracing
-from fxpool.torch_compat.inductor import aot, inner, output_code
+from fxpool.torch_compat.inductor import aot, aot_graph, output_code
 from fxpool.torch_compat.inductor.output_code import repro_text_marked
-from fxpool.torch_compat.operators import operators, otherwise
-from fxpool.torch_compat.operators.by_value import NotBroughtError
-from fxpool.torch_compat.operators.otherwise import OperatorOverride
+from fxpool.torch_compat.operators import operator_overrides, operators
+from fxpool.torch_compat.operators.operator_overrides import OperatorOverride
+from fxpool.torch_compat.operators.pickled_definitions import NotBroughtError
 from fxpool.torch_compat.state import configs
 from fxpool.torch_compat.triton import triton_compile
 
@@ -119,7 +119,7 @@ class _Compile:
             host_facts.answering(directory, claims=self._claims) as self._claimed,
             inductors_builds(directory),
             source_builds.kept_in(request.store, directory),
-            cpu_tuning.tuned(directory, lambda: ambient.shaping(request.ambient)) as self._tuned,
+            cpu_tuning.tuned(directory, lambda: ambient_state.shaping(request.ambient)) as self._tuned,
         ):
             yield
 
@@ -132,7 +132,7 @@ class _Compile:
         sources: list[str] = []
         try:
             with (
-                commands.collecting(self.cpp.take, self.cpp.begin),
+                compile_commands.collecting(self.cpp.take, self.cpp.begin),
                 self._building.collecting(),
                 self._triton.collecting(),
                 repro_text_marked(),
@@ -159,7 +159,7 @@ class _Compile:
         triton = self._triton.part()
         output.link(_name(request), Names(self.cpp.names, triton, self._building.names), indices)
         result, recorded = output.pack(context)
-        guards = effects.encoded_guards(env, set(request.symbols)) if env is not None else []
+        guards = side_effects.encoded_guards(env, set(request.symbols)) if env is not None else []
         try:
             library = self.cpp.library()
         except kernels.CppCompileError as error:
@@ -197,7 +197,7 @@ def _compile(
 ) -> Artifact:
     env = shape_env.load(request.shapes, request.hints) if request.shapes is not None else shape_env.ShapeEnv()
     fake_mode = tensors.new_fake_mode(env)
-    with ambient.entered(request.ambient), log_state.entered(request.logs), contextlib.ExitStack() as stack:
+    with ambient_state.entered(request.ambient), log_state.entered(request.logs), contextlib.ExitStack() as stack:
         compiling = _Compile(request, jobs)
         stack.enter_context(compiling.tools())
         context = stack.enter_context(tracing.worker_context(fake_mode, request.compile_id))
@@ -214,7 +214,7 @@ def _compile(
             return compiling.restart(restart_sources)
         if equal.entry is not None:
             result, recorded = output.pack(context)
-            return equal.artifact(result, recorded, effects.encoded_guards(env, set(request.symbols)))
+            return equal.artifact(result, recorded, side_effects.encoded_guards(env, set(request.symbols)))
         lowered = compiling.seconds()
         phase("kernels")
         artifact = compiling.artifact(output, range(len(request.devices)), context, env)
@@ -257,7 +257,7 @@ def import_code(argument: bytes) -> None:
         modules, libraries = msgspec.msgpack.decode(argument)
         _imported[argument] = _import_code(modules, libraries)
         if modules or libraries:
-            otherwise.forget_what_was_gathered()
+            operator_overrides.forget_what_was_gathered()
     if (error := _imported[argument]) is not None:
         raise error
 
@@ -314,7 +314,7 @@ def load_code(
 @contextlib.contextmanager
 def unless_met(others: Sequence[OperatorOverride]) -> Iterator[None]:
     """Wrap a compile. Raises CannotTravelError: it met an operator that the client would lower differently."""
-    with otherwise.watched(others) as met:
+    with operator_overrides.watched(others) as met:
         try:
             yield
         except Exception as error:
@@ -327,7 +327,7 @@ def unless_met(others: Sequence[OperatorOverride]) -> Iterator[None]:
 
 def compare_configured(code: SentCode | None) -> None:
     """Raise CannotTravelError if the code that configured options name differs from the client's."""
-    if code is not None and (other := code.other_configured(ambient.code_digests())):
+    if code is not None and (other := code.other_configured(ambient_state.code_digests())):
         raise CannotTravelError(CODE_DIFFERS, other)
 
 
@@ -371,7 +371,7 @@ class _Result:
         output_code.link_result(self._result)
         mutated = aot.mutated_inputs(self._result)
         written = list(range(len(self._sources))) if mutated is None else mutated
-        return _pickled(aot.dump_result, self._result), effects.record(context, self._sources, written)
+        return _pickled(aot.dump_result, self._result), side_effects.record(context, self._sources, written)
 
 
 class _Output:
@@ -384,13 +384,13 @@ class _Output:
 
     def link(self, name: str, names: Names, indices: Sequence[int]) -> None:
         """Link its code, like `_Result.link`."""
-        self._output = inner.travelling(self._output)
+        self._output = aot_graph.travelling(self._output)
         output_code.leave_out_constants(self._output, self._constants)
         _link(self._output, name, names, indices)
 
     def pack(self, context: tracing.TracingContext | None) -> tuple[bytes, Effects]:
         """Pickle the output, like `_Result.pack`; a graph after AOTAutograd has no effects."""
-        return _pickled(inner.dump, self._output), Effects()
+        return _pickled(aot_graph.dump, self._output), Effects()
 
 
 def _link(graph: Any, name: str, names: Names, indices: Sequence[int]) -> None:
@@ -399,7 +399,7 @@ def _link(graph: Any, name: str, names: Names, indices: Sequence[int]) -> None:
     names.triton.give_files(graph)
     output_code.compiled_for(graph, indices)
     try:
-        linked = wrapper.link(graph.source_code, name, names.kernels, names.triton.names, indices, names.built)
+        linked = wrapper_linking.link(graph.source_code, name, names.kernels, names.triton.names, indices, names.built)
     except (SyntaxError, ValueError, RecursionError) as error:  # torch's loader takes it, counted where it is loaded
         log.warning("not linking the wrapper of %s: %s", name, error)
     else:
@@ -440,7 +440,9 @@ def _inner(request: CompileRequest, decoder: graph_decoder.GraphDecoder) -> _Out
     values, _ = msgspec.msgpack.decode(request.inputs)
     inputs = [decoder.value(value) for value in values]
     gm = decoder.decode(msgspec.msgpack.decode(request.graph), request.names, request.debug)
-    return _Output(inner.compile_inner(gm, inputs, inner.worker_arguments(request.arguments)), request.constants)
+    return _Output(
+        aot_graph.compile_inner(gm, inputs, aot_graph.worker_arguments(request.arguments)), request.constants
+    )
 
 
 def compile_live(captured: Captured, gm: torch.fx.GraphModule, inputs: Sequence[Any], jobs: KernelJobs) -> Artifact:

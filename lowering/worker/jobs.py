@@ -10,20 +10,20 @@ import os
 from concurrent.futures import Future
 
 from fxpool import notices
-from fxpool.codecache.key import builds
+from fxpool.codecache.key import build_digests
 from fxpool.codecache.store.store import LocalStore
 from fxpool.errors import CompileError, StoreError
 from fxpool.lowering.artifact import lookup, publishing
-from fxpool.lowering.artifact.content import Decisions
+from fxpool.lowering.artifact.entry_content import Decisions
 from fxpool.lowering.artifact.entry_parts import COMPILER_CHANGED, Artifact, CompileReply, Reference, encode_reply
-from fxpool.lowering.core.scratch import scratch_directory
+from fxpool.lowering.core.scratch_directories import scratch_directory
 from fxpool.lowering.cpp import host_facts, kernels, precompiled_header
 from fxpool.lowering.cpp.kernels import KernelJobs
 from fxpool.lowering.cuda import autotune, devices, triton_kernels
-from fxpool.lowering.request import ambient
+from fxpool.lowering.request import ambient_state
 from fxpool.lowering.request.compile_request import CompileRequest
 from fxpool.lowering.worker import compiler as compiling
-from fxpool.lowering.worker import reused
+from fxpool.lowering.worker import reused_graphs
 from fxpool.pool import current_job
 from fxpool.torch_compat.cuda import device_answers
 from fxpool.torch_compat.cuda.padding import NotMeasuredError
@@ -107,7 +107,7 @@ def _published(artifact: Artifact, request: CompileRequest) -> CompileReply:
     except StoreError as error:
         artifact.unkept = str(error)
         return CompileReply(artifact=artifact)
-    reused.record(entry, store, artifact)
+    reused_graphs.record(entry, store, artifact)
     reference = Reference(
         store=request.store,
         key=entry.key,
@@ -126,8 +126,8 @@ def _compared_builds(request: CompileRequest) -> dict[str, str] | None:
     """Return this machine's builds for a request of another machine, else None. Raises CompileError if they differ."""
     if request.builds is None:
         return None
-    own = builds.digests(request.toolchain_dir)
-    if differing := builds.differing(own, request.builds):
+    own = build_digests.digests(request.toolchain_dir)
+    if differing := build_digests.differing(own, request.builds):
         raise CompileError(f"this machine has other builds than the host: {', '.join(differing)}")
     return own
 
@@ -156,7 +156,7 @@ def prepare(request: CompileRequest) -> None:
     os.nice(10)
     job = current_job()
     assert job is not None, "prepare_job runs in a pool"
-    with job.in_the_background(), scratch_directory(), ambient.entered(request.ambient):
+    with job.in_the_background(), scratch_directory(), ambient_state.entered(request.ambient):
         host_facts.find(request.toolchain_dir)
         with host_facts.answering(request.toolchain_dir):  # the facts may be stored while the header is not
             precompiled_header.command(request.toolchain_dir)

@@ -12,12 +12,12 @@ from fxpool.codecache.key import toolchain
 from fxpool.errors import CannotTravelError
 from fxpool.lowering.artifact.entry_parts import Artifact
 from fxpool.lowering.cpp import host_facts
-from fxpool.lowering.cpp.built import inductors_builds
-from fxpool.lowering.request import ambient
+from fxpool.lowering.cpp.built_libraries import inductors_builds
+from fxpool.lowering.request import ambient_state
 from fxpool.lowering.request.compile_request import CompileRequest
 from fxpool.torch_compat.dynamo import process_groups
 from fxpool.torch_compat.inductor import packages
-from fxpool.torch_compat.operators.otherwise import OperatorOverride
+from fxpool.torch_compat.operators.operator_overrides import OperatorOverride
 
 __all__ = ["compile_package"]
 
@@ -35,7 +35,7 @@ def compile_package(
     """
     started = time.perf_counter()
     with (
-        ambient.entered(request.ambient),
+        ambient_state.entered(request.ambient),
         toolchain.failures_explained(request.toolchain_dir),
         host_facts.answering(request.toolchain_dir),
         inductors_builds(request.toolchain_dir),

@@ -22,10 +22,10 @@ from typing import Any
 import torch
 
 from fxpool.codecache.code import program_code
-from fxpool.codecache.key import system, toolchain
-from fxpool.lowering.core.scratch import scratch_directory
+from fxpool.codecache.key import system_facts, toolchain
+from fxpool.lowering.core.scratch_directories import scratch_directory
 from fxpool.lowering.cuda.triton_kernels import PendingKernel
-from fxpool.torch_compat.cpp import commands, instruction_sets
+from fxpool.torch_compat.cpp import compile_commands, instruction_sets
 from fxpool.torch_compat.cuda import device_answers, no_devices
 from fxpool.torch_compat.cuda.common_devices import COMMON
 from fxpool.torch_compat.dynamo import tensors, tracing
@@ -59,7 +59,7 @@ def warm() -> None:
     """
     with no_devices.out_of_reach():
         preload.warm_triton()
-    system.installed_facts()
+    system_facts.installed_facts()
 
 
 def warm_up() -> None:
@@ -120,7 +120,7 @@ def _kept_apart(fake_mode: Any) -> Iterator[None]:
         tracing.worker_context(fake_mode, None),
         compile_flags.session(),
         instruction_sets.instruction_sets_known(instruction_sets.candidates()),
-        commands.collecting(lambda kernels, last: None),
+        compile_commands.collecting(lambda kernels, last: None),
         triton_compile.collecting(lambda name, source: PendingKernel()),
         preload.counters_kept(),
         preload.no_progress_thread(),

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from fxpool.errors import ProtocolError
-from fxpool.pool.host import inherited, processes, runtime_dir
+from fxpool.pool.host import fork_inheritance, processes, runtime_dir
 from fxpool.pool.wire import messages as m
 from fxpool.pool.wire.protocol import PROTOCOL_VERSION, Channel, check_peer, encode
 from fxpool.version import __version__
@@ -58,8 +58,8 @@ def connect(directory: Path, seconds: float | None = _SILENCE, *, visitor: bool 
     A `visitor` submits no jobs and does not keep the server alive. A forked child closes its copy of the socket; this
     process closes it by `disconnect`. Raises OSError, ProtocolError.
     """
-    sock = inherited.unix_socket()
-    inherited.sockets.add(sock)
+    sock = fork_inheritance.unix_socket()
+    fork_inheritance.sockets.add(sock)
     try:
         sock.settimeout(seconds)  # the accept queue of a hung server may be full
         # Not through a link, whose path may be too long for a socket address.
@@ -76,7 +76,7 @@ def connect(directory: Path, seconds: float | None = _SILENCE, *, visitor: bool 
 
 def disconnect(sock: socket.socket) -> None:
     """Close a socket of `connect`."""
-    inherited.sockets.discard(sock)
+    fork_inheritance.sockets.discard(sock)
     sock.close()
 
 

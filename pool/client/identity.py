@@ -1,8 +1,8 @@
 """Computes the digest of an environment: the code that a host's server and its workers run.
 
 Clients with the same digest share a server, so all ranks of a job run the same compiler. An environment consists of the
-interpreter, fxpool, the packages that compile (`fxpool.installed`, also a part of every key), the preloaded modules,
-and the environment variables that affect imports.
+interpreter, fxpool, the packages that compile (`fxpool.installed_packages`, also a part of every key), the preloaded
+modules, and the environment variables that affect imports.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 
-from fxpool import installed
+from fxpool import installed_packages
 from fxpool.pool.wire.protocol import PROTOCOL_VERSION
 from fxpool.version import __version__
 
@@ -27,8 +27,8 @@ _VARIABLES = ("LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONHOME", "PYTHONPATH")
 def digest(
     environment: Mapping[str, str],
     preload: Sequence[str],
-    packages: Sequence[installed.Package] = installed.PACKAGES,
-    cache: installed.FactCache | None = None,
+    packages: Sequence[installed_packages.Package] = installed_packages.PACKAGES,
+    cache: installed_packages.FactCache | None = None,
 ) -> str:
     """Return 32 hexadecimal digits that identify an environment. Checks some thousand files, a small part of a compile.
 
@@ -41,7 +41,7 @@ def digest(
         "fxpool_files": _own_sources(),
         "environment": {name: environment.get(name, "") for name in _VARIABLES},
         "preload": list(preload),
-        "installed": installed.facts(cache, packages),
+        "installed": installed_packages.facts(cache, packages),
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
 

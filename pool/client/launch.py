@@ -28,7 +28,7 @@ import msgspec
 from fxpool import forks, interruptions
 from fxpool.errors import PoolUnavailableError, ProtocolError
 from fxpool.pool.client import hosts
-from fxpool.pool.host import inherited, processes, runtime_dir
+from fxpool.pool.host import fork_inheritance, processes, runtime_dir
 from fxpool.pool.wire.config import PoolConfig, ServerConfig
 
 __all__ = ["Server", "find_or_start", "start"]
@@ -123,7 +123,7 @@ def _start_lock(root: Path, config: PoolConfig) -> Iterator[None]:
     deadline = time.monotonic() + config.start_timeout
     with forks.held_off():
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        inherited.descriptors.add(descriptor)
+        fork_inheritance.descriptors.add(descriptor)
     try:
         while not _locked(descriptor):
             if time.monotonic() > deadline:
@@ -136,7 +136,7 @@ def _start_lock(root: Path, config: PoolConfig) -> Iterator[None]:
         yield
     finally:
         with forks.held_off():
-            inherited.descriptors.discard(descriptor)
+            fork_inheritance.descriptors.discard(descriptor)
             os.close(descriptor)
 
 
@@ -174,8 +174,8 @@ def _spawn(config: PoolConfig, directory: Path, before: Path | None) -> Server:
     path = str(directory / runtime_dir.SOCKET)
     # Listen and connect before starting the server: then this process need not poll for the server, and if it dies from
     # now on, the server sees a closed connection.
-    listener = inherited.unix_socket()
-    inherited.sockets.add(listener)
+    listener = fork_inheritance.unix_socket()
+    fork_inheritance.sockets.add(listener)
     sock: socket.socket | None = None
     try:
         listener.bind(path)
@@ -199,12 +199,12 @@ def _spawn(config: PoolConfig, directory: Path, before: Path | None) -> Server:
                 pass_fds=(listener.fileno(),),
                 start_new_session=True,  # Ctrl-C in a terminal must reach only the client
             )
-        inherited.processes.add(process)
+        fork_inheritance.processes.add(process)
     except BaseException:
         if sock is not None:
             hosts.disconnect(sock)
         raise
     finally:
-        inherited.sockets.discard(listener)
+        fork_inheritance.sockets.discard(listener)
         listener.close()  # an open copy would hide the end of a server that never accepted
     return Server(sock, directory, process, bool(config.host))

@@ -1,4 +1,4 @@
-"""Suspends this host's servers while this process measures: the client's side of `fxpool.pool.server.pauses`."""
+"""Suspends this host's servers while this process measures: the client's side of `pool.server.measurement_pause`."""
 
 from __future__ import annotations
 

@@ -16,11 +16,11 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from fxpool import descriptors, forks, notices
+from fxpool import forks, notices, standard_streams
 from fxpool.errors import JobCancelledError, PoolError, PoolUnavailableError, ProtocolError, ServerLostError
 from fxpool.pool.client import hosts, launch
 from fxpool.pool.client.job import Job
-from fxpool.pool.host import inherited, runtime_dir
+from fxpool.pool.host import fork_inheritance, runtime_dir
 from fxpool.pool.wire import messages as m
 from fxpool.pool.wire.config import PoolConfig
 from fxpool.pool.wire.protocol import PROTOCOL_VERSION, Buffer, FrameDecoder, Message, Outbox, encode
@@ -87,7 +87,7 @@ class Session:
             PoolUnavailableError: no server can be found or started, or no thread.
         """
         wake, server = -1, None
-        descriptors.keep_standard()  # so that printed text cannot end up in the connection
+        standard_streams.keep_standard()  # so that printed text cannot end up in the connection
         try:
             wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
             server = launch.find_or_start(config) if config.host else launch.start(config)
@@ -319,7 +319,7 @@ class Session:
             self._welcome = message
             if self.shared and self.process is not None:
                 self.process.wait()  # it only started the server, which runs now
-                inherited.processes.discard(self.process)
+                fork_inheritance.processes.discard(self.process)
                 self.process = None
         elif isinstance(message, m.Refused):
             raise ProtocolError(f"the server refused this client: {message.reason}")
@@ -387,7 +387,7 @@ class Session:
         if not _ended(self.process, 5.0):
             self.process.kill()
         code = self.process.wait()
-        inherited.processes.discard(self.process)
+        fork_inheritance.processes.discard(self.process)
         if isinstance(error, ProtocolError) or self._state.closing:
             return error
         how = f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
@@ -397,7 +397,7 @@ class Session:
     def _of_the_host(self, error: PoolError) -> PoolError:
         if self.process is not None:
             self.process.wait()
-            inherited.processes.discard(self.process)
+            fork_inheritance.processes.discard(self.process)
         if isinstance(error, ProtocolError) or self._state.closing:
             return error
         # A server that was already running may have been leaving.
@@ -420,7 +420,7 @@ def _abandon(server: launch.Server) -> None:
         if not server.shared:
             server.process.kill()
         server.process.wait()
-        inherited.processes.discard(server.process)
+        fork_inheritance.processes.discard(server.process)
     if not server.shared:
         runtime_dir.remove(server.directory)
 

@@ -23,7 +23,7 @@ import msgspec
 
 from fxpool import config, directories
 from fxpool.errors import PoolUnavailableError, UnsafeRuntimeDirectoryError
-from fxpool.pool.host import turns
+from fxpool.pool.host import measurement_lock
 from fxpool.pool.wire.config import CONFIG
 
 __all__ = [
@@ -212,7 +212,7 @@ def sweep(root: Path, *, older_than: float = 60.0) -> list[Path]:
 def remove_root(root: Path) -> list[str]:
     """Remove the runtime directory with the files of ended processes; return the names of files in use, which stay."""
     sweep(root, older_than=0.0)
-    turns.sweep(root)
+    measurement_lock.sweep(root)
     with contextlib.suppress(OSError):
         for link in root.glob("*host-*.socket*"):
             if not link.exists():

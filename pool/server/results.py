@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from fxpool.errors import signal_name
-from fxpool.pool.host import causes
+from fxpool.pool.host import death_causes
 from fxpool.pool.server import decisions as d
 from fxpool.pool.wire import messages as m
 from fxpool.pool.wire.connection import Connection
@@ -229,7 +229,7 @@ def result(action: d.Deliver, work: Work, worker: Worker | None) -> tuple[m.Done
         else:
             assert isinstance(exited, m.Exited)
             failed.kind, failed.signal, failed.exit_code = "died", exited.signal, exited.exit_code
-            said = (worker.broken or causes.sentence(tail(worker.log_path))) if worker is not None else ""
+            said = (worker.broken or death_causes.sentence(tail(worker.log_path))) if worker is not None else ""
             failed.reason = exited.failure or said
     elif isinstance(outcome, d.NoWorker):
         failed.kind, failed.attempts = "no_worker", outcome.tries
@@ -245,7 +245,7 @@ def why_unable(exit_info: object, worker: Worker | None) -> tuple[str, str]:
     """Return (the reason why a worker did not reach its job's function, the errno's name or "")."""
     if worker is not None and worker.unable is not None:
         return worker.unable.reason, worker.unable.code
-    said = causes.sentence(tail(worker.log_path)) if worker is not None else ""
+    said = death_causes.sentence(tail(worker.log_path)) if worker is not None else ""
     code = exit_info.code if isinstance(exit_info, m.Exited) else ""
     return describe(exit_info) + (f": {said}" if said else ""), code
 
@@ -274,5 +274,5 @@ def tail(path: Path) -> str:
             text = file.read().decode("utf-8", "replace").strip()
     except OSError:
         return ""
-    fatal = text.rfind(causes.FATAL)
+    fatal = text.rfind(death_causes.FATAL)
     return text[-_LOG_TAIL:] if fatal < 0 else text[fatal : fatal + _LOG_TAIL]

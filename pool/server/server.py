@@ -27,11 +27,11 @@ import msgspec
 
 from fxpool import failures, temporary
 from fxpool.errors import ProtocolError
-from fxpool.pool.host import limits, memory, processes, runtime_dir, turns
+from fxpool.pool.host import limits, measurement_lock, memory, processes, runtime_dir
 from fxpool.pool.server import report, stale_server
 from fxpool.pool.server.clients import HANDSHAKE_SECONDS, Clients
 from fxpool.pool.server.dispatcher import Dispatcher
-from fxpool.pool.server.pauses import Pauses
+from fxpool.pool.server.measurement_pause import Pauses
 from fxpool.pool.server.results import Client
 from fxpool.pool.server.workers import GRACE_SECONDS
 from fxpool.pool.server.zygote_link import ZygoteLink
@@ -99,7 +99,7 @@ class Server:
         self.clients.listen()
         # End if the client that started this server never connects.
         self.loop.call_later(max(HANDSHAKE_SECONDS, self.config.start_timeout), self._leave_without_clients)
-        if measuring := turns.of_others(self.root, self.config.client):
+        if measuring := measurement_lock.of_others(self.root, self.config.client):
             self._spawn(self._start_zygote_after(measuring))
         else:
             self._start_zygote()
@@ -234,7 +234,7 @@ class Server:
     async def _start_zygote_after(self, measuring: list[Path]) -> None:
         """Start the zygote once running measurements finish, because its start keeps a core busy for seconds."""
         end = self.loop.time() + min(_OTHERS_MEASURE_SECONDS, self.config.start_timeout / 4)
-        while self.loop.time() < end and not all(map(turns.is_over, measuring)):
+        while self.loop.time() < end and not all(map(measurement_lock.is_over, measuring)):
             await asyncio.sleep(_LOOK_SECONDS)
         self._start_zygote()
 

@@ -14,7 +14,7 @@ from fxpool.errors import ProtocolError
 from fxpool.pool.host import processes
 from fxpool.pool.server import decisions as d
 from fxpool.pool.server import results
-from fxpool.pool.server.callers import Callers
+from fxpool.pool.server.caller_messages import Callers
 from fxpool.pool.server.farms import Farms
 from fxpool.pool.server.history import History
 from fxpool.pool.server.job_limits import JobLimits

@@ -29,7 +29,7 @@ from typing import NamedTuple, NoReturn
 import msgspec
 import psutil
 
-from fxpool import descriptors
+from fxpool import standard_streams
 from fxpool.pool.host import memory, processes
 from fxpool.pool.wire import messages as m
 from fxpool.pool.wire.protocol import PROTOCOL_VERSION
@@ -417,7 +417,7 @@ def main(arguments: list[str]) -> int:
     if version != PROTOCOL_VERSION:
         print(f"the server uses version {version} of the protocol, this zygote {PROTOCOL_VERSION}", file=sys.stderr)
         return 2
-    descriptors.drop_unwritable()  # for its workers too
+    standard_streams.drop_unwritable()  # for its workers too
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # There are no workers until the preload is done, so SIGTERM may keep its default action, which needs no bytecode.
     processes.die_with_parent(signal.SIGTERM, server)

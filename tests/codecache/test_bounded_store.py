@@ -14,14 +14,14 @@ from pathlib import Path
 import pytest
 
 from fxpool.codecache.store import catalogue, collector, layout
-from fxpool.codecache.store.bounds import Bounds
+from fxpool.codecache.store.cache_limits import Bounds
 from fxpool.codecache.store.entry import Entry
 from fxpool.codecache.store.store import LocalStore
 
 _WORKER = """
 import hashlib, os, random, shutil, sys, time
 from fxpool.codecache.store import collector
-from fxpool.codecache.store.bounds import Bounds
+from fxpool.codecache.store.cache_limits import Bounds
 from fxpool.codecache.store.entry import Entry
 from fxpool.codecache.store.store import LocalStore
 
@@ -119,7 +119,7 @@ def test_writers_alone_stay_within_the_bounds(tmp_path: Path) -> None:
 _EVICTOR = """
 import sys, time
 from fxpool.codecache.store import collector
-from fxpool.codecache.store.bounds import Bounds
+from fxpool.codecache.store.cache_limits import Bounds
 
 real, removed = collector._Removal._remove, []
 

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from fxpool.codecache.store import blobs, catalogue, collector, layout, quarantine, records
+from fxpool.codecache.store import blobs, catalogue, collector, layout, quarantine, small_records
 from fxpool.codecache.store.blobs import BlobRef, StoreWriteError
-from fxpool.codecache.store.bounds import Bounds
+from fxpool.codecache.store.cache_limits import Bounds
 from fxpool.codecache.store.entry import Entry, Metadata
 from fxpool.codecache.store.index import Index
 from fxpool.codecache.store.store import LocalStore
@@ -163,7 +163,7 @@ def test_a_hit_opens_no_index(tmp_path: Path) -> None:
     entry = publish(store, 0)
     program = (
         "import sys\nfrom fxpool.codecache.store.store import LocalStore\n"
-        "from fxpool.codecache.store.bounds import Bounds\n"
+        "from fxpool.codecache.store.cache_limits import Bounds\n"
         "store = LocalStore(sys.argv[1], Bounds(1 << 30, 10))\n(entry,) = store.entries(sys.argv[2])\n"
         "assert store.complete(entry) and store.read_blob(entry.blobs['so'])\nstore.mark_used(entry)\n"
         "assert 'sqlite3' not in sys.modules and 'fxpool.codecache.store.collector' not in sys.modules"
@@ -256,7 +256,8 @@ def test_an_entry_evicted_between_finding_and_loading_is_a_miss(store: LocalStor
     publish(store, 0)
     (entry,) = store.entries(key(0))
     program = (
-        "import sys\nfrom fxpool.codecache.store import collector\nfrom fxpool.codecache.store.bounds import Bounds\n"
+        "import sys\nfrom fxpool.codecache.store import collector\n"
+        "from fxpool.codecache.store.cache_limits import Bounds\n"
         "assert collector.collect(sys.argv[1], Bounds(max_files=0)).entries == 1"
     )
     subprocess.run([sys.executable, "-c", program, store.root], check=True, timeout=60)
@@ -281,8 +282,8 @@ def test_an_open_file_outlives_its_eviction(store: LocalStore) -> None:
 
 def test_other_files_age_beside_entries(store: LocalStore) -> None:
     publish(store, 0, age=500)
-    records.failed.add(store.root, key(1), "compile_error:E")
-    records.demoted.add(store.root, key(2), key(3))
+    small_records.failed.add(store.root, key(1), "compile_error:E")
+    small_records.demoted.add(store.root, key(2), key(3))
     quarantine.add(store.root, key(4), label="g", error="it died", log=None)
     aside = os.path.join(store.root, "aside", "damaged")
     os.makedirs(os.path.dirname(aside), mode=0o700)

@@ -12,7 +12,7 @@ from pathlib import Path
 import filelock
 import pytest
 
-from fxpool.codecache.store import layout, quarantine, records, removal
+from fxpool.codecache.store import layout, quarantine, removal, small_records
 from fxpool.codecache.store.catalogue import measure
 from fxpool.codecache.store.entry import Entry
 from fxpool.codecache.store.store import LocalStore
@@ -29,7 +29,7 @@ def root(tmp_path: Path) -> Path:
         key = hashlib.sha256(bytes([n])).hexdigest()
         store.publish(Entry(key=key), {"result": bytes([n]) * 5000})
     quarantine.add(store.root, key, label="g", error="it died", log=None)
-    records.demoted.add(store.root, key, key)
+    small_records.demoted.add(store.root, key, key)
     root = Path(store.root)
     headers = root / "toolchain" / "headers"
     headers.mkdir(parents=True)

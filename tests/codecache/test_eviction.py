@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fxpool.codecache.store.bounds import Bounds
+from fxpool.codecache.store.cache_limits import Bounds
 from fxpool.codecache.store.catalogue import Size, StoredEntry, StoredFile, sum_of
 from fxpool.codecache.store.eviction import Plan, orphans, plan
 

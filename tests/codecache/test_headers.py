@@ -18,9 +18,9 @@ import psutil
 import pytest
 import torch
 
-from fxpool.codecache.key import headers, programs, source_toolchain, toolchain
+from fxpool.codecache.key import compiler_programs, headers, source_toolchain, toolchain
 from fxpool.codecache.key.cacheable import Bypass
-from fxpool.torch_compat.cpp import commands, cpp_toolchain, included
+from fxpool.torch_compat.cpp import compile_commands, cpp_toolchain, included_headers
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ here")
 
@@ -32,7 +32,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(headers, "_known", {})
     monkeypatch.setattr(headers, "_CHECKED_FOR", 0.0)
     monkeypatch.setattr(headers, "_SETTLED", -1000.0)  # these files are as old as the test
-    monkeypatch.setattr(programs, "_digests", {})
+    monkeypatch.setattr(compiler_programs, "_digests", {})
     for name in toolchain.ENVIRONMENT:
         monkeypatch.delenv(name, raising=False)
 
@@ -47,9 +47,9 @@ def root(tmp_path: Path) -> str:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels that include little, so that the compiler answers soon."""
-    monkeypatch.setattr(commands, "HEADER", "#include <mine.h>")
-    monkeypatch.setattr(included, "_NAMES", {**included._NAMES, "kernels": ()})
-    included._source.cache_clear()
+    monkeypatch.setattr(compile_commands, "HEADER", "#include <mine.h>")
+    monkeypatch.setattr(included_headers, "_NAMES", {**included_headers._NAMES, "kernels": ()})
+    included_headers._source.cache_clear()
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def include(tmp_path: Path, small: None, monkeypatch: pytest.MonkeyPatch) -> Pat
 
 
 def digest(root: str | None) -> str:
-    return toolchain.key_facts(root, [included.KERNELS])["headers_kernels"]
+    return toolchain.key_facts(root, [included_headers.KERNELS])["headers_kernels"]
 
 
 def again(root: str | None) -> str:
@@ -170,22 +170,22 @@ def test_the_content_of_other_machines_headers_is_compared(
 
 def test_the_compiler_is_asked_once(include: Path, root: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not by the next process either, but after a change in a directory that it searches."""
-    before = toolchain.key_facts(root, [included.KERNELS])
+    before = toolchain.key_facts(root, [included_headers.KERNELS])
     assert not any(str(include) in value for value in before.values())
     monkeypatch.setattr(subprocess, "Popen", no_process)
-    assert toolchain.key_facts(root, [included.KERNELS]) == before
+    assert toolchain.key_facts(root, [included_headers.KERNELS]) == before
     headers._known.clear()
-    assert toolchain.key_facts(root, [included.KERNELS]) == before
+    assert toolchain.key_facts(root, [included_headers.KERNELS]) == before
     write(include / "first/deep/unrelated.h", "// one\n")
     with pytest.raises(BaseException, match="a process was started"):
-        toolchain.key_facts(root, [included.KERNELS])
+        toolchain.key_facts(root, [included_headers.KERNELS])
 
 
 def test_threads_ask_once(include: Path, root: str, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     original = headers._asked
 
-    def slow(kind: included.Kind, compiler: tuple[str, ...]) -> object:
+    def slow(kind: included_headers.Kind, compiler: tuple[str, ...]) -> object:
         asked.append(kind)
         time.sleep(0.2)
         return original(kind, compiler)
@@ -326,9 +326,9 @@ def script(path: Path, text: str) -> str:
 def key_with(compiler: str, root: str | None, program: str = "") -> str:
     """The digest in a process that has this compiler, and what else `program` sets."""
     text = f"{program}\nimport sys\nfrom fxpool.codecache.key import headers, toolchain\n"
-    text += "from fxpool.torch_compat.cpp import commands, included\ncommands.HEADER = '#include <mine.h>'\n"
-    text += "included._NAMES['kernels'] = ()\nheaders._SETTLED = -1000.0\n"
-    text += f"print(toolchain.key_facts({root!r}, [included.KERNELS])['headers_kernels'])"
+    text += "from fxpool.torch_compat.cpp import compile_commands, included_headers\ncompile_commands.HEADER = '#include <mine.h>'\n"
+    text += "included_headers._NAMES['kernels'] = ()\nheaders._SETTLED = -1000.0\n"
+    text += f"print(toolchain.key_facts({root!r}, [included_headers.KERNELS])['headers_kernels'])"
     environment = {**os.environ, "CXX": compiler}
     return subprocess.run(
         [sys.executable, "-c", text], env=environment, check=True, capture_output=True, text=True

@@ -14,7 +14,7 @@ import zstandard
 from fxpool.codecache.key.components import ORDER
 from fxpool.codecache.key.key import GraphKey
 from fxpool.codecache.store import catalogue, collector, removal
-from fxpool.codecache.store.bounds import Bounds
+from fxpool.codecache.store.cache_limits import Bounds
 from fxpool.codecache.store.entry import Component, Entry
 from fxpool.codecache.store.kernel_files import KernelFiles
 from fxpool.codecache.store.store import FRESH, LocalStore

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fxpool import installed
+from fxpool import installed_packages
 from fxpool.codecache.key import probe_cache
 
 QUESTION = ["version of", "this"]
@@ -75,10 +75,10 @@ def test_what_is_installed_is_read_once(root: str, monkeypatch: pytest.MonkeyPat
         return original(self, name)
 
     monkeypatch.setattr(importlib.metadata.PathDistribution, "read_text", counted)
-    first = installed.facts(probe_cache.FactCache(root))
+    first = installed_packages.facts(probe_cache.FactCache(root))
     records = read.count("RECORD")
     assert records and first["torch_files"] and first["sympy_files"]
-    assert installed.facts(probe_cache.FactCache(root)) == first
+    assert installed_packages.facts(probe_cache.FactCache(root)) == first
     assert read.count("RECORD") == records
-    assert installed.facts(probe_cache.FactCache(None)) == first
+    assert installed_packages.facts(probe_cache.FactCache(None)) == first
     assert read.count("RECORD") == 2 * records

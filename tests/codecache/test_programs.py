@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from fxpool.codecache.key import programs, toolchain
+from fxpool.codecache.key import compiler_programs, toolchain
 from fxpool.codecache.key.cacheable import Bypass
-from fxpool.codecache.key.programs import identify
+from fxpool.codecache.key.compiler_programs import identify
 from fxpool.torch_compat.cpp import cpp_toolchain
 
 Change = Callable[[Path], object]
@@ -32,8 +32,8 @@ def named(compiler: Path) -> str:
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(programs, "_digests", {})
-    monkeypatch.setattr(programs, "_asked", {})
+    monkeypatch.setattr(compiler_programs, "_digests", {})
+    monkeypatch.setattr(compiler_programs, "_asked", {})
 
 
 @pytest.fixture
@@ -126,7 +126,7 @@ def test_the_compiler_behind_scripts_counts(place: Path) -> None:
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ here")
 def test_a_compiler_is_its_passes_too() -> None:
-    looked = programs._Look(None)
+    looked = compiler_programs._Look(None)
     looked.at(shutil.which("g++") or "", ())
     names = {line.split()[0] for line in looked.lines}
     assert {"g++", "cc1plus"} <= names, names
@@ -155,7 +155,7 @@ def test_an_assembler_that_is_found_earlier_counts(
     for flag in ("--32", "--64"):
         script(place / "earlier/as", f'exec /usr/bin/as {flag} $ASSEMBLER_FLAGS "$@"')
         found.append(identify(compiler, str(root) if kept else None))  # in the same process
-        monkeypatch.setattr(programs, "_asked", {})
+        monkeypatch.setattr(compiler_programs, "_asked", {})
         assert identify(compiler, str(root) if kept else None) == found[-1]  # as a new process
         assert "ASSEMBLER_FLAGS" in found[-1].variables
     assert len({program.digest for program in found}) == 3
@@ -164,11 +164,11 @@ def test_an_assembler_that_is_found_earlier_counts(
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ here")
-@pytest.mark.parametrize("name", programs._PASSES)
+@pytest.mark.parametrize("name", compiler_programs._PASSES)
 def test_passes_are_found_as_the_compiler_finds_them(name: str) -> None:
     compiler = os.path.realpath(shutil.which("g++") or "")
-    said = programs._said([compiler, f"-print-prog-name={name}"]).strip()
-    found = programs._as_a_compiler_finds(name, programs._places_of_passes(compiler))
+    said = compiler_programs._said([compiler, f"-print-prog-name={name}"]).strip()
+    found = compiler_programs._as_a_compiler_finds(name, compiler_programs._places_of_passes(compiler))
     assert os.path.realpath(found) == os.path.realpath(shutil.which(said) or "")
 
 
@@ -254,9 +254,9 @@ def test_scripts_that_run_each_other(place: Path) -> None:
 
 
 def test_what_cannot_be_followed_is_not_kept(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for number in range(programs._MOST_FILES + 1):
+    for number in range(compiler_programs._MOST_FILES + 1):
         (place / f"part{number}").write_text("")
-    wrapper = script(place / "c++", "\n".join(f'. "{place}/part{n}"' for n in range(programs._MOST_FILES + 1)))
+    wrapper = script(place / "c++", "\n".join(f'. "{place}/part{n}"' for n in range(compiler_programs._MOST_FILES + 1)))
     monkeypatch.setattr(toolchain, "_candidates", lambda: [named(wrapper)])
     monkeypatch.setattr(toolchain, "_run", lambda path: ("c++ 1", ""))
     assert "compiler_unknown" in toolchain.toolchain_facts()

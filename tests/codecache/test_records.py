@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fxpool.codecache.store import layout, records
+from fxpool.codecache.store import layout, small_records
 from fxpool.codecache.store.entry import Entry
 from fxpool.codecache.store.store import LocalStore
 from fxpool.errors import StoreError
@@ -22,37 +22,37 @@ def root(tmp_path: Path) -> str:
 
 
 def test_it_is_remembered_until_the_store_is_cleared(root: str) -> None:
-    assert records.demoted.find(root, ONE) is None
-    records.demoted.add(root, ONE, OTHER)
-    assert records.demoted.find(root, ONE) == OTHER
-    assert records.demoted.find(root, OTHER) is None
-    records.demoted.add(root, ONE, "3" * 64)
-    assert records.demoted.find(root, ONE) == "3" * 64
+    assert small_records.demoted.find(root, ONE) is None
+    small_records.demoted.add(root, ONE, OTHER)
+    assert small_records.demoted.find(root, ONE) == OTHER
+    assert small_records.demoted.find(root, OTHER) is None
+    small_records.demoted.add(root, ONE, "3" * 64)
+    assert small_records.demoted.find(root, ONE) == "3" * 64
     LocalStore(root).clear()
-    assert records.demoted.find(root, ONE) is None
+    assert small_records.demoted.find(root, ONE) is None
 
 
 @pytest.mark.parametrize("content", [b"", b"2" * 63, b"\xff" * 64, b"../../etc/passwd", b"2" * 65])
 def test_what_is_no_key_is_nothing(root: str, content: bytes) -> None:
-    records.demoted.add(root, ONE, OTHER)
+    small_records.demoted.add(root, ONE, OTHER)
     path = Path(root, "slower", ONE)
     path.write_bytes(content)
-    assert records.demoted.find(root, ONE) is None
+    assert small_records.demoted.find(root, ONE) is None
 
 
 def test_somebody_else_s_word_is_not_taken(root: str) -> None:
-    records.demoted.add(root, ONE, OTHER)
+    small_records.demoted.add(root, ONE, OTHER)
     os.chmod(Path(root, "slower", ONE), 0o666)
-    assert records.demoted.find(root, ONE) is None
+    assert small_records.demoted.find(root, ONE) is None
 
 
 def test_what_can_not_be_remembered_says_so(root: str) -> None:
     with pytest.raises(ValueError, match="is not a key"):
-        records.demoted.add(root, "../x", OTHER)
+        small_records.demoted.add(root, "../x", OTHER)
     Path(root).mkdir(mode=0o700, exist_ok=True)
     Path(root, "slower").write_text("in the way")
     with pytest.raises(StoreError):
-        records.demoted.add(root, ONE, OTHER)
+        small_records.demoted.add(root, ONE, OTHER)
 
 
 # ---------------------------------------------------------------- lowered graphs
@@ -64,11 +64,11 @@ def store(tmp_path: Path) -> LocalStore:
 
 
 def record(store: LocalStore, entry: Entry) -> None:
-    records.lowered.add(store.root, GRAPH, (entry.key, entry.name))
+    small_records.lowered.add(store.root, GRAPH, (entry.key, entry.name))
 
 
 def entry_of(store: LocalStore, graph: str) -> Entry | None:
-    address = records.lowered.find(store.root, graph)
+    address = small_records.lowered.find(store.root, graph)
     return store.entry(*address) if address is not None else None
 
 
@@ -116,7 +116,7 @@ def test_a_record_that_others_can_write_is_not_used(store: LocalStore) -> None:
 def test_errors_of_writing(store: LocalStore) -> None:
     entry = published(store)
     with pytest.raises(ValueError, match="is not a key"):
-        records.lowered.add(store.root, "../x", (entry.key, entry.name))
+        small_records.lowered.add(store.root, "../x", (entry.key, entry.name))
     Path(store.root, "lowered").write_text("in the way")
     with pytest.raises(StoreError):
         record(store, entry)

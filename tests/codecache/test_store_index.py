@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from fxpool.codecache.store import catalogue, collector, index, layout
-from fxpool.codecache.store.bounds import Bounds
+from fxpool.codecache.store.cache_limits import Bounds
 from fxpool.codecache.store.catalogue import Part, Size
 from fxpool.codecache.store.entry import Entry
 from fxpool.codecache.store.index import Index, IndexUnusableError

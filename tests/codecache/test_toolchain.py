@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fxpool.codecache.key import programs, toolchain
+from fxpool.codecache.key import compiler_programs, toolchain
 from fxpool.codecache.key.toolchain import find_compiler, require_compiler, toolchain_facts
 from fxpool.errors import NoCompilerError
 from fxpool.torch_compat.cpp import cpp_toolchain
@@ -21,8 +21,8 @@ needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ 
 
 def as_new_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(toolchain, "_known", {})
-    monkeypatch.setattr(programs, "_digests", {})
-    monkeypatch.setattr(programs, "_asked", {})
+    monkeypatch.setattr(compiler_programs, "_digests", {})
+    monkeypatch.setattr(compiler_programs, "_asked", {})
 
 
 @pytest.fixture(autouse=True)

@@ -392,12 +392,12 @@ def _compiler() -> None:
 
 def _headers() -> None:
     from fxpool.codecache.key import headers, toolchain
-    from fxpool.torch_compat.cpp import included
+    from fxpool.torch_compat.cpp import included_headers
 
     listing = headers._Listing("digest", "", [], [])
     asked = mock.patch.object(headers, "_asked", lambda kind, compiler: (listing, 0.0))  # the compiler takes a second
     with mock.patch.dict(headers._known, clear=True), asked:  # other tests may have asked the real one
-        assert toolchain.key_facts(None, [included.KERNELS])[headers.KERNELS] == "digest"
+        assert toolchain.key_facts(None, [included_headers.KERNELS])[headers.KERNELS] == "digest"
 
 
 def _digest() -> None:
@@ -414,21 +414,21 @@ def _in_process() -> None:
 
 
 def _attach() -> None:
-    from fxpool.watch import configured
+    from fxpool.watch import configured_watchers
 
-    configured._attached = ()  # what the settings ask for is attached when they change
-    configured.attach()
+    configured_watchers._attached = ()  # what the settings ask for is attached when they change
+    configured_watchers.attach()
 
 
 def _surrounded() -> None:
-    from fxpool.torch_compat.frames import converting
+    from fxpool.torch_compat.frames import frame_conversion
 
-    before = converting._original
-    converting._original = before or converting.hand_over  # as if it were done: frames are not touched
+    before = frame_conversion._original
+    frame_conversion._original = before or frame_conversion.hand_over  # as if it were done: frames are not touched
     try:
-        converting.surround(lambda call, trace: trace(None))
+        frame_conversion.surround(lambda call, trace: trace(None))
     finally:
-        converting._original = before
+        frame_conversion._original = before
 
 
 def _uninstall() -> None:
@@ -457,7 +457,7 @@ _to_end: list[Any] = []
 
 def _remote_level(_: Path) -> Any:
     from fxpool.codecache.bundle.authentication import KEY_BYTES, Keyring
-    from fxpool.codecache.remote.level import RemoteLevel
+    from fxpool.codecache.remote.remote_level import RemoteLevel
 
     connect: Any = lambda seconds: io.BytesIO()  # noqa: E731  it has `close`, and nobody asks for more
     return RemoteLevel(connect, Keyring([bytes(KEY_BYTES)]), delay=1.0)
@@ -468,9 +468,9 @@ def _access(directory: Path) -> Any:
 
 
 def _look(directory: Path) -> Any:
-    from fxpool.codecache.remote import level
+    from fxpool.codecache.remote import remote_level
 
-    return level._Look(_remote_level(directory), [], bool, (), 1.0)
+    return remote_level._Look(_remote_level(directory), [], bool, (), 1.0)
 
 
 def _uploads(directory: Path) -> Any:
@@ -501,7 +501,7 @@ CASES: dict[str, Callable[[Path], Case]] = {
     "fxpool/watch/display.py:Terminal._news": _of_object(_terminal, "_news", lambda one: one.close()),
     "fxpool/watch/display.py:Terminal._over": _of_object(_terminal, "_over", lambda one: one.close()),
     "fxpool/watch/events.py:_lock": _of_module("fxpool.watch.events", "_lock", lambda: events.unlisten(None)),  # type: ignore
-    "fxpool/watch/configured.py:_lock": _of_module("fxpool.watch.configured", "_lock", _attach),
+    "fxpool/watch/configured_watchers.py:_lock": _of_module("fxpool.watch.configured_watchers", "_lock", _attach),
     "fxpool/notices.py:_lock": _of_module("fxpool.notices", "_lock", lambda: notices.once("forks", "said by a test")),
     "fxpool/commands/server.py:_serve.ended": _of_event,
     "fxpool/dashboard/metrics.py:in_background.started": _of_event,
@@ -512,8 +512,8 @@ CASES: dict[str, Callable[[Path], Case]] = {
     "fxpool/torch_compat/state/configs.py:_muted": _of_module(
         "fxpool.torch_compat.state.configs", "_muted", lambda: _entered_and_left()
     ),
-    "fxpool/torch_compat/frames/converting.py:_lock": _of_module(
-        "fxpool.torch_compat.frames.converting", "_lock", lambda: _surrounded()
+    "fxpool/torch_compat/frames/frame_conversion.py:_lock": _of_module(
+        "fxpool.torch_compat.frames.frame_conversion", "_lock", lambda: _surrounded()
     ),
     "fxpool/torch_compat/inductor/hooks.py:_lock": _of_module(
         "fxpool.torch_compat.inductor.hooks", "_lock", _uninstall
@@ -530,7 +530,7 @@ CASES: dict[str, Callable[[Path], Case]] = {
     "fxpool/codecache/remote/access.py:BackgroundThread._more": _of_object(
         _leases, "_more", lambda one: one._more.set()
     ),
-    "fxpool/codecache/remote/level.py:_Look.over": _of_object(_look, "over", lambda one: one.over.set()),
+    "fxpool/codecache/remote/remote_level.py:_Look.over": _of_object(_look, "over", lambda one: one.over.set()),
     "fxpool/codecache/remote/leases.py:Leases._released": _of_object(
         _leases, "_released", lambda one: one._released.set()
     ),

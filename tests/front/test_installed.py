@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from fxpool import installed
-from fxpool.installed import Package
+from fxpool import installed_packages
+from fxpool.installed_packages import Package
 
 THING = Package("thing", ("thing",), ("thing",), left_out=("thing/include",))
 FILES = {
@@ -49,12 +49,12 @@ class Memory:
         self.answers: dict[tuple[object, ...], dict[str, str]] = {}
         self.hits = 0
 
-    def read(self, question: Sequence[str], identity: installed.Identity) -> dict[str, str] | None:
+    def read(self, question: Sequence[str], identity: installed_packages.Identity) -> dict[str, str] | None:
         found = self.answers.get((*question, *identity))
         self.hits += found is not None
         return found
 
-    def write(self, question: Sequence[str], identity: installed.Identity, answer: dict[str, str]) -> None:
+    def write(self, question: Sequence[str], identity: installed_packages.Identity, answer: dict[str, str]) -> None:
         self.answers[(*question, *identity)] = answer
 
 
@@ -68,12 +68,12 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def memory(monkeypatch: pytest.MonkeyPatch) -> Memory:
-    monkeypatch.setattr(installed, "_SETTLED", -1000.0)  # these files are as old as the test
+    monkeypatch.setattr(installed_packages, "_SETTLED", -1000.0)  # these files are as old as the test
     return Memory()
 
 
-def facts(kept: installed.FactCache | None = None) -> Facts:
-    return installed.facts(kept, [THING])
+def facts(kept: installed_packages.FactCache | None = None) -> Facts:
+    return installed_packages.facts(kept, [THING])
 
 
 def rewrite(path: Path, text: str) -> None:
@@ -212,5 +212,5 @@ def test_a_damaged_list_is_made_again(place: Path, memory: Memory, damage: str) 
 
 
 def test_what_is_not_installed_has_no_row() -> None:
-    assert installed.facts(None, [Package("no_such_thing", ("no_such_thing",), ("no-such-thing",))]) == {}
-    assert installed.version("no-such-thing") == ""
+    assert installed_packages.facts(None, [Package("no_such_thing", ("no_such_thing",), ("no-such-thing",))]) == {}
+    assert installed_packages.version("no-such-thing") == ""

@@ -159,10 +159,10 @@ def test_nobody_to_read_it(what: str, end: str) -> None:
 
 DESCRIPTORS = """
 import os, socket, subprocess, sys
-from fxpool import descriptors
+from fxpool import standard_streams
 before = [number for number in range(3) if os.path.exists(f"/proc/self/fd/{number}")]
-descriptors.keep_standard()
-descriptors.keep_standard()
+standard_streams.keep_standard()
+standard_streams.keep_standard()
 opened = [os.path.realpath(f"/proc/self/fd/{number}") for number in range(3) if number not in before]
 with socket.socket() as sock:
     assert sock.fileno() > 2

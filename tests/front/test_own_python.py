@@ -12,7 +12,7 @@ import pytest
 from harness.places import with_tests
 
 import fxpool
-from fxpool import own_python
+from fxpool import child_python
 from fxpool.bench.guard import Guard
 
 NAMES = ("json", "typing", "runpy", "torch", "msgspec", "psutil", "asyncio", "subprocess", "tempfile", "random")
@@ -35,14 +35,14 @@ def _run(command: list[str], **environment: str) -> subprocess.CompletedProcess[
 
 
 def test_the_working_directory_is_dangerous(hostile: Path) -> None:
-    _run([sys.executable, "-m", "fxpool.dashboard.code_child", "nowhere", "ab" * 32, "cd" * 32])
+    _run([sys.executable, "-m", "fxpool.dashboard.generated_code", "nowhere", "ab" * 32, "cd" * 32])
     assert hostile.exists()
 
 
 def test_modules_of_ours_do_not_look_there(hostile: Path) -> None:
     done = _run(
-        own_python.command("fxpool.dashboard.code_child", "nowhere", "ab" * 32, "cd" * 32),
-        **own_python.environment(os.environ),
+        child_python.command("fxpool.dashboard.generated_code", "nowhere", "ab" * 32, "cd" * 32),
+        **child_python.environment(os.environ),
     )
     assert "the entry was removed" in done.stderr and not hostile.exists()
 
@@ -50,9 +50,9 @@ def test_modules_of_ours_do_not_look_there(hostile: Path) -> None:
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="this Python has no -P")
 def test_neither_does_the_way_for_older_pythons(hostile: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "version_info", (3, 10))
-    command = own_python.command("fxpool.dashboard.code_child", "nowhere", "ab" * 32, "cd" * 32)
+    command = child_python.command("fxpool.dashboard.generated_code", "nowhere", "ab" * 32, "cd" * 32)
     assert "-P" not in command
-    done = _run(command, **own_python.environment(os.environ))
+    done = _run(command, **child_python.environment(os.environ))
     assert "the entry was removed" in done.stderr and not hostile.exists()
 
 
@@ -63,12 +63,12 @@ def test_nor_do_the_guard_and_the_doctor(hostile: Path) -> None:
     program = (
         "import sys; sys.path.remove(''); sys.argv[1:] = ['doctor']; from fxpool.commands.main import main; main()"
     )
-    assert "compile" in _run([sys.executable, "-c", program], **own_python.environment(os.environ)).stdout
+    assert "compile" in _run([sys.executable, "-c", program], **child_python.environment(os.environ)).stdout
     assert not hostile.exists()
 
 
 def test_a_checkout_is_found_without_an_install(monkeypatch: pytest.MonkeyPatch) -> None:
     place = os.path.dirname(os.path.dirname(str(fxpool.__file__)))
-    assert own_python.environment({"PYTHONPATH": "/one"})["PYTHONPATH"] == f"/one{os.pathsep}{place}"
+    assert child_python.environment({"PYTHONPATH": "/one"})["PYTHONPATH"] == f"/one{os.pathsep}{place}"
     monkeypatch.setattr(site, "getsitepackages", lambda: [place])
-    assert own_python.environment({"A": "b"}) == {"A": "b"}
+    assert child_python.environment({"A": "b"}) == {"A": "b"}

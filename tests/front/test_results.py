@@ -24,8 +24,8 @@ from fxpool.codecache.explain.nearest import NEAREST, Comparison
 from fxpool.explanation import process
 from fxpool.explanation.process import CountedReason, ProcessExplanation
 from fxpool.results import data, markup
-from fxpool.results.shown import ShownGraphs, ShownStats
-from fxpool.torch_compat.dynamo.traced import Traced
+from fxpool.results.result_display import ShownGraphs, ShownStats
+from fxpool.torch_compat.dynamo.traced_functions import Traced
 
 EVIL = "<script>alert('&')</script>"
 GRAPH = {

@@ -45,7 +45,7 @@ def test_it_imports_small_modules_only() -> None:
             "fxpool",
             "fxpool.lowering",
             "fxpool.lowering.autoload",
-            "fxpool.own_python",
+            "fxpool.child_python",
             "fxpool.torch_compat",
             "fxpool.torch_compat.inductor",
             "fxpool.torch_compat.inductor.cache_artifacts",

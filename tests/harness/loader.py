@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from fxpool import own_python
+from fxpool import child_python
 from fxpool.pool.host.processes import die_with_parent
 
 from .children import LIMIT, ChildError, kill_group, result_of
@@ -39,9 +39,9 @@ class Loader:
         self._errors = Path(self._directory.name, "loader.err")
         with open(self._errors, "wb") as errors:
             self._process = subprocess.Popen(
-                own_python.command(module, "--serve"),
+                child_python.command(module, "--serve"),
                 bufsize=0,  # a second answer could wait in a buffer, unseen by the selector
-                env=own_python.environment(environment),
+                env=child_python.environment(environment),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,

@@ -12,7 +12,7 @@ import torch
 
 from fxpool.lowering.core.attempt import Destination
 from fxpool.lowering.request import capture
-from fxpool.lowering.request.captured import Captured
+from fxpool.lowering.request.captured_graph import Captured
 from fxpool.lowering.request.compile_request import CompileRequest
 
 

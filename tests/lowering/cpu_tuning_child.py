@@ -15,7 +15,7 @@ from patched_lowering import while_lowering
 import fxpool
 from fxpool import config
 from fxpool.codecache.store.store import LocalStore
-from fxpool.lowering.artifact.content import content_of
+from fxpool.lowering.artifact.entry_content import content_of
 from fxpool.lowering.request.compile_request import CompileRequest
 from fxpool.lowering.worker import jobs
 

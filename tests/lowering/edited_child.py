@@ -13,7 +13,7 @@ sys.path[:0] = sys.argv[1:]
 import torch  # noqa: E402
 
 import fxpool  # noqa: E402
-from fxpool.codecache.key import system  # noqa: E402
+from fxpool.codecache.key import system_facts  # noqa: E402
 
 
 def rounded(x: torch.Tensor) -> torch.Tensor:
@@ -29,7 +29,7 @@ if __name__ == "__main__":
         "misses": counted["misses"],
         "fallbacks": counted["fallbacks"],
         "torch": torch.__file__,
-        "content": system.system_facts()["torch_content"],
+        "content": system_facts.system_facts()["torch_content"],
         "compiler": "torch._inductor.compile_fx" in sys.modules,
     }
     fxpool.close()

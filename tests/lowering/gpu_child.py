@@ -27,17 +27,17 @@ from capturing import captured, complete
 import fxpool
 from fxpool.codecache.key import components, key
 from fxpool.codecache.store.store import LocalStore
-from fxpool.lowering.artifact.content import content_of
+from fxpool.lowering.artifact.entry_content import content_of
 from fxpool.lowering.artifact.entry_parts import TRITON, decode_reply, generated_code, parts_of_entry
 from fxpool.lowering.compiling.remote import spec_of
 from fxpool.lowering.core.runtime import runtime
 from fxpool.lowering.cuda import devices, triton_kernels
 from fxpool.lowering.request.compile_request import COMPILE_JOB, CompileRequest
-from fxpool.lowering.request.placement import Placement
+from fxpool.lowering.request.device_placement import Placement
 from fxpool.torch_compat.cuda.common_devices import COMMON
 from fxpool.torch_compat.cuda.padding import PaddingQuestion
 from fxpool.torch_compat.inductor import aot
-from fxpool.torch_compat.operators import placement
+from fxpool.torch_compat.operators import memory_placement
 
 Model = tuple[Callable[..., Any], tuple[Any, ...]]
 
@@ -244,7 +244,7 @@ def on_an_old_one(request: CompileRequest) -> list[str]:
     return [end, *(str(one.message) for one in warned)]
 
 
-def _as_on_gpu(offset: int, device: str, look: Callable[[int, str], bool] = placement.is_misaligned) -> bool:
+def _as_on_gpu(offset: int, device: str, look: Callable[[int, str], bool] = memory_placement.is_misaligned) -> bool:
     return look(offset, "cuda")
 
 
@@ -257,7 +257,7 @@ def main(wanted: list[str]) -> None:
             torch.manual_seed(0)
             function, inputs = globals()[model]()
             # The place of an input in memory is part of a request for a GPU only.
-            with mock.patch.object(placement, "is_misaligned", _as_on_gpu):
+            with mock.patch.object(memory_placement, "is_misaligned", _as_on_gpu):
                 (only,) = captured(
                     function, *inputs, run=False
                 )  # 4095 x 4095 in bfloat16 takes minutes on some processors

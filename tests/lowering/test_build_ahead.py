@@ -20,11 +20,11 @@ from processes import OFFLINE
 
 import fxpool
 from fxpool import config
-from fxpool.codecache.bundle import captures
-from fxpool.codecache.bundle.captures import Capture
+from fxpool.codecache.bundle import capture_directory
+from fxpool.codecache.bundle.capture_directory import Capture
 from fxpool.errors import PoolError
 from fxpool.lowering import build_ahead
-from fxpool.lowering.compiling import recording
+from fxpool.lowering.compiling import graph_recording
 from fxpool.lowering.core.runtime import runtime
 from fxpool.lowering.request.compile_request import CompileRequest
 
@@ -130,7 +130,11 @@ def recorded(
             compiled(function, *inputs, **options)
         finally:
             fxpool.configure(capture=None)
-        return [captures.read(path) for path in captures.paths(str(directory))] if directory.exists() else []
+        return (
+            [capture_directory.read(path) for path in capture_directory.paths(str(directory))]
+            if directory.exists()
+            else []
+        )
 
     return record
 
@@ -255,4 +259,4 @@ def test_without_a_pool_nothing_is_built(
 
 
 def test_recording_is_off_unless_asked_for() -> None:
-    assert not recording.is_on(config.current())
+    assert not graph_recording.is_on(config.current())

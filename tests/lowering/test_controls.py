@@ -21,7 +21,7 @@ from torch._inductor.utils import clear_caches, fresh_cache
 import fxpool
 from fxpool.lowering.compiling import remote
 from fxpool.lowering.core.attempt import Attempt
-from fxpool.lowering.request.captured import Captured
+from fxpool.lowering.request.captured_graph import Captured
 
 pytestmark = pytest.mark.usefixtures("cache", "nothing_lowered_here")
 

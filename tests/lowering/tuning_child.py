@@ -21,7 +21,7 @@ from gpu_child import architecture, for_device
 
 import fxpool
 from fxpool.codecache.store.store import LocalStore
-from fxpool.lowering.artifact.content import content_of
+from fxpool.lowering.artifact.entry_content import content_of
 from fxpool.lowering.artifact.entry_parts import TRITON, decode_reply, generated_code
 from fxpool.lowering.compiling.remote import spec_of
 from fxpool.lowering.core.runtime import runtime

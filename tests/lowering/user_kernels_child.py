@@ -34,7 +34,7 @@ from fxpool.codecache.graph import graph_decoder
 from fxpool.errors import CannotTravelError
 from fxpool.lowering.core.attempt import Destination
 from fxpool.lowering.request import capture
-from fxpool.lowering.request.captured import Captured
+from fxpool.lowering.request.captured_graph import Captured
 from fxpool.lowering.request.compile_request import CompileRequest
 from fxpool.lowering.worker import compiler as compiling
 from fxpool.torch_compat.dynamo import shape_env, tensors
@@ -299,7 +299,7 @@ def compiled(place: Path) -> dict[str, Any]:
 
     import fxpool
     from fxpool.codecache.store.store import LocalStore
-    from fxpool.lowering.artifact.content import content_of
+    from fxpool.lowering.artifact.entry_content import content_of
     from fxpool.lowering.artifact.entry_parts import TRITON, generated_code
     from fxpool.lowering.cuda import triton_kernels
 

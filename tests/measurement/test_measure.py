@@ -18,7 +18,7 @@ import torch
 import fxpool
 from fxpool.bench.measurement import exclusive, surroundings, timing
 from fxpool.errors import MeasurementBusyError
-from fxpool.pool.host import turns
+from fxpool.pool.host import measurement_lock
 
 _HOLDER = """
 import sys, time
@@ -244,7 +244,7 @@ def test_a_clock_that_changes_is_a_remark() -> None:
 
 def test_the_turns_of_tuning_are_these(runtime: Path) -> None:
     """A graph's products are not timed during another measurement."""
-    turn = turns.Turn(runtime, turns.CPU)
+    turn = measurement_lock.Turn(runtime, measurement_lock.CPU)
     assert turn.wait(0)
     with pytest.raises(MeasurementBusyError):
         with exclusive.measuring("cpu", patience=0.05, pause=False):

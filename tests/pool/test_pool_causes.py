@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fxpool.errors import JobTimeoutError, LastAttempt, WorkerDiedError
-from fxpool.pool.host.causes import sentence
+from fxpool.pool.host.death_causes import sentence
 
 CRASH = """some chatter
 Fatal Python error: Segmentation fault

@@ -22,7 +22,7 @@ import pytest
 from pool_place import HERE, Place, until
 
 from fxpool.errors import JobCancelledError, ProtocolError
-from fxpool.installed import PACKAGES, Package
+from fxpool.installed_packages import PACKAGES, Package
 from fxpool.pool import JobSpec, PoolClient, PoolConfig
 from fxpool.pool.client import hosts, identity, pausing
 from fxpool.pool.host import runtime_dir

@@ -16,7 +16,7 @@ import pytest
 from pool_engine import BUILDS, MACHINE, SITE
 from pool_place import HERE, until
 
-from fxpool import __version__, own_python
+from fxpool import __version__, child_python
 from fxpool.errors import JobCancelledError, WorkerDiedError
 from fxpool.pool import Job, JobSpec, PoolClient
 from fxpool.pool.wire import messages as m
@@ -32,7 +32,7 @@ LIMIT = 50.0
 def played(tmp_path: Path) -> dict[str, str]:
     """The environment of a server whose farm is played by `pool_engine`."""
     (tmp_path / "sitecustomize.py").write_text(SITE)
-    return own_python.environment({"PYTHONPATH": os.pathsep.join([str(tmp_path), str(HERE)])})
+    return child_python.environment({"PYTHONPATH": os.pathsep.join([str(tmp_path), str(HERE)])})
 
 
 @pytest.fixture
@@ -258,7 +258,7 @@ def test_a_wait_that_is_no_number_is_refused(seconds: float, distant: PoolClient
 
 def test_a_scheduler_that_does_not_answer_costs_one_wait(make_client: MakeClient) -> None:
     """With the real engine, if it is installed; without it, the farm is gone, too."""
-    client = make_client(extra=own_python.environment({}))
+    client = make_client(extra=child_python.environment({}))
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))  # and does not listen
         address = f"dask://127.0.0.1:{closed.getsockname()[1]}"

@@ -15,7 +15,7 @@ from pool_place import Place
 
 from fxpool import directories
 from fxpool.errors import PoolUnavailableError
-from fxpool.pool.host import runtime_dir, turns
+from fxpool.pool.host import measurement_lock, runtime_dir
 
 
 def mode(path: Path) -> int:
@@ -104,10 +104,10 @@ def test_the_root_goes_with_the_last_of_its_users(tmp_path: Path) -> None:
     for directory in (running, dead):
         (root / f"host-{directory.name}.socket").symlink_to(f"{directory.name}/{runtime_dir.SOCKET}")
     (root / runtime_dir.HOST_LOCK).touch()
-    turn = turns.Turn(root, "cpu")
+    turn = measurement_lock.Turn(root, "cpu")
     in_use = [runtime_dir.HOST_LOCK, f"host-{running.name}.socket", "measuring", running.name]
     assert runtime_dir.remove_root(root) == sorted(in_use)
-    assert turns.listed(root) == [("cpu", os.getpid())]
+    assert measurement_lock.listed(root) == [("cpu", os.getpid())]
     turn.end()
     os.close(lock)
     (root / "measuring").mkdir()

@@ -14,7 +14,7 @@ from pool_place import HERE, Place
 _PROGRAM = """
 import json, os, sys
 from fxpool.pool import JobSpec, PoolClient, PoolConfig
-from fxpool.pool.host import inherited
+from fxpool.pool.host import fork_inheritance
 
 settings = json.loads(sys.argv[1])
 with PoolClient(PoolConfig(sys_path=(sys.argv[2],), **settings)) as pool:
@@ -22,7 +22,7 @@ with PoolClient(PoolConfig(sys_path=(sys.argv[2],), **settings)) as pool:
     if settings.get("host"):  # and once more, to the server that is found
         with PoolClient(PoolConfig(sys_path=(sys.argv[2],), **settings)) as other:
             answers.append(other.submit("pool_jobs:echo", b"y", JobSpec(label="echo")).result(timeout=40))
-    numbers = sorted(sock.fileno() for sock in inherited.sockets)
+    numbers = sorted(sock.fileno() for sock in fork_inheritance.sockets)
 with open(sys.argv[3], "w") as file:
     json.dump([[bytes(answer).decode() for answer in answers], numbers], file)
 """

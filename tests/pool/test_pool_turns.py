@@ -13,12 +13,12 @@ import pytest
 from pool_place import Place, until
 
 from fxpool.errors import PoolUnavailableError
-from fxpool.pool.host import turns
-from fxpool.pool.host.turns import Turn
+from fxpool.pool.host import measurement_lock
+from fxpool.pool.host.measurement_lock import Turn
 
 _CHILD = """
 import pathlib, sys, time
-from fxpool.pool.host.turns import Turn
+from fxpool.pool.host.measurement_lock import Turn
 root, device, mark, do = pathlib.Path(sys.argv[1]), sys.argv[2], pathlib.Path(sys.argv[3]), sys.argv[4]
 turn = Turn(root, device)
 mark.with_name(mark.name + "-asked").touch()
@@ -139,14 +139,14 @@ def test_a_forked_child_does_not_keep_the_turn(place: Place) -> None:
 def test_other_processes_turns_can_be_waited_for(place: Place, children: list[Child]) -> None:
     mine = Turn(place.runtime, "cpu")
     begin(children, place, "a")
-    (other,) = turns.of_others(place.runtime, os.getpid())
-    assert not turns.is_over(other)
-    assert len(turns.of_others(place.runtime)) == 2
-    assert turns.listed(place.runtime) == [("cpu", os.getpid()), ("cpu", children[0].pid)]
+    (other,) = measurement_lock.of_others(place.runtime, os.getpid())
+    assert not measurement_lock.is_over(other)
+    assert len(measurement_lock.of_others(place.runtime)) == 2
+    assert measurement_lock.listed(place.runtime) == [("cpu", os.getpid()), ("cpu", children[0].pid)]
     children[0].kill()
-    assert until(lambda: turns.is_over(other))
+    assert until(lambda: measurement_lock.is_over(other))
     mine.end()
-    assert turns.of_others(place.runtime) == []
+    assert measurement_lock.of_others(place.runtime) == []
 
 
 def test_what_is_no_device_is_refused(place: Place) -> None:

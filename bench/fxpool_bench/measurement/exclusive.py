@@ -16,8 +16,8 @@ from fxpool.bench.measurement import clocks, surroundings
 from fxpool.bench.measurement.surroundings import Surroundings
 from fxpool.errors import MeasurementBusyError, PoolUnavailableError
 from fxpool.pool.client import pausing
+from fxpool.pool.host import measurement_lock
 from fxpool.pool.host import runtime_dir as runtime_dirs
-from fxpool.pool.host import turns
 
 __all__ = ["Exclusive", "beside", "measuring"]
 
@@ -92,7 +92,7 @@ def _begin(
     try:
         configured = directory or config.current().runtime_dir
         root = runtime_dirs.runtime_root(configured)
-        turn = turns.Turn(root, clocks.uuid_of(where) or turns.CPU)
+        turn = measurement_lock.Turn(root, clocks.uuid_of(where) or measurement_lock.CPU)
     except PoolUnavailableError as error:
         return 0.0, pausing.Pause(), [f"other processes may have been measuring, as {error.message}: see fxpool doctor"]
     stack.callback(turn.end)

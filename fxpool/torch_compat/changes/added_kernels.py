@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fxpool.torch_compat.changes import displays
-from fxpool.torch_compat.operators import operators, own_code
+from fxpool.torch_compat.changes import container_displays
+from fxpool.torch_compat.operators import code_owner, operators
 
 __all__ = ["foreign"]
 
@@ -35,7 +35,7 @@ class _Kernels:
 
     def foreign(self) -> list[tuple[str, Any]]:
         spaces = [vars(space) for space in [*vars(torch.ops).values()] if isinstance(space, torch._ops._OpNamespace)]
-        if self._sizes == self._measured(spaces) and displays.are_same(_values(self._tables), self._kernels):
+        if self._sizes == self._measured(spaces) and container_displays.are_same(_values(self._tables), self._kernels):
             return self._foreign
         kinds = (torch._ops.OpOverloadPacket, torch._ops.OpOverload)
         packets = [one for space in spaces for one in [*space.values()] if isinstance(one, kinds[0])]
@@ -53,7 +53,7 @@ class _Kernels:
     def _examined(self, operator: Any) -> _Operator:
         kernels = _values(_tables(operator))
         before = self._operators.get(id(operator))
-        if before is not None and displays.are_same(kernels, before.kernels):
+        if before is not None and container_displays.are_same(kernels, before.kernels):
             return before
         return _Operator(operator, kernels, [*_foreign_kernels(operator)])
 
@@ -87,7 +87,7 @@ def _foreign_kernels(operator: Any) -> Iterator[tuple[str, Any]]:
         (key, kernel)
         for table in _tables(operator)
         for key, kernel in [*table.items()]
-        if not own_code.is_own(kernel) and (not isinstance(key, type) or own_code.is_own(key))
+        if not code_owner.is_own(kernel) and (not isinstance(key, type) or code_owner.is_own(key))
     ]
     # Last, because whose an operator is takes longest to find out.
     if added and _is_torchs(operator):

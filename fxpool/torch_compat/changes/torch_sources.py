@@ -12,10 +12,10 @@ import types
 
 import msgspec
 
-from fxpool.installed import FactCache
-from fxpool.torch_compat.changes import literals
-from fxpool.torch_compat.changes.bindings import UNKNOWN, bindings
-from fxpool.torch_compat.changes.literals import Template
+from fxpool.installed_packages import FactCache
+from fxpool.torch_compat.changes import assigned_literals
+from fxpool.torch_compat.changes.assigned_literals import Template
+from fxpool.torch_compat.changes.name_bindings import UNKNOWN, bindings
 
 __all__ = ["Facts", "Sources", "file_of", "loaded", "source"]
 
@@ -130,7 +130,7 @@ class Sources:
         facts = self._facts(module)
         if facts.constants is None:
             code = _compiled(module)
-            assigned = literals.assigned(code)
+            assigned = assigned_literals.assigned(code)
             self.attributes.update(assigned.attributes)
             self.contents.update(assigned.contents)
             bound = bindings(code, module.__package__ or "")
@@ -140,7 +140,7 @@ class Sources:
             facts.imports = {home: " ".join(inside) for home, inside in names.items()}
             facts.stars = bound.stars
             facts.variables = sorted(assigned.variables)
-            body = literals.body(code)
+            body = assigned_literals.body(code)
             facts.constants = {name: one for name, one in body.literals.items() if name not in assigned.variables}
             facts.displays = {name: one for name, one in body.displays.items() if name not in assigned.variables}
             self._is_new = True

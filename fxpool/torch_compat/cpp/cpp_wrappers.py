@@ -28,7 +28,7 @@ from typing import Any
 
 import torch
 
-from fxpool.torch_compat.inductor import importable
+from fxpool.torch_compat.inductor import import_paths
 from fxpool.torch_compat.patching import patched
 
 __all__ = [
@@ -148,7 +148,7 @@ def generated_digest(call: ast.Call, constants: Mapping[str, Any]) -> str | None
 
     `constants` are the module's, by name. Raises ValueError: an argument is only known at run time.
     """
-    if importable.called(call) != LOADER:
+    if import_paths.called(call) != LOADER:
         return None
 
     def value(node: ast.expr) -> Any:

@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from fxpool.torch_compat.cpp import cpp_wrappers
-from fxpool.torch_compat.inductor import importable
+from fxpool.torch_compat.inductor import import_paths
 from fxpool.torch_compat.patching import patched
 
 __all__ = [
@@ -98,7 +98,7 @@ def generated_digest(call: ast.Call) -> str | None:
 
     Raises ValueError: an argument is only known at run time.
     """
-    owner, kind = importable.called(call)
+    owner, kind = import_paths.called(call)
     if owner != "async_compile" or kind not in KINDS:
         return None
     if kind == HALIDE:

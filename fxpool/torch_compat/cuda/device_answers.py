@@ -16,7 +16,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fxpool.torch_compat.cuda.device_facts import DeviceFacts
-from fxpool.torch_compat.inductor import importable, preload
+from fxpool.torch_compat.inductor import import_paths, preload
 from fxpool.torch_compat.patching import patched, triton_driver
 
 
@@ -292,7 +292,7 @@ def _read(text: str, path: str) -> types.ModuleType:
 
     compiler, made = AsyncCompile(), dict[str, Any]()
     for node in ast.walk(ast.parse(text)):
-        owner, kind = importable.called(node)
+        owner, kind = import_paths.called(node)
         if owner != "async_compile" or kind == "wait":
             continue
         assert isinstance(node, ast.Call)

@@ -24,8 +24,8 @@ import torch
 from torch._dynamo import guards as torchs
 from torch._dynamo.output_graph import OutputGraphCommon, OutputGraphGuardsState
 
-from fxpool.torch_compat.frames import plain
-from fxpool.torch_compat.frames.tree import Grown, Tree, TreeDiffersError, grow
+from fxpool.torch_compat.frames import plain_sources
+from fxpool.torch_compat.frames.guard_tree import Grown, Tree, TreeDiffersError, grow
 from fxpool.torch_compat.patching import patched
 
 __all__ = [
@@ -160,7 +160,7 @@ def read(shapes: Any, builder: Any, guards: Sequence[Any], graph: Any) -> Guards
     if graph.torch_function_mode_stack or graph.functorch_layers:
         raise NoGuardsError("a mode or a transform of functorch is in force")
     state = graph.dump_guards_state()
-    writer = plain.Writer()
+    writer = plain_sources.Writer()
     write = writer.write
     try:
         return Guards(
@@ -175,7 +175,7 @@ def read(shapes: Any, builder: Any, guards: Sequence[Any], graph: Any) -> Guards
             shapes=write(shapes),
             sources=writer.table,
         )
-    except plain.NotPlainError as error:
+    except plain_sources.NotPlainError as error:
         raise NoGuardsError(f"a guard holds {error}") from error
 
 
@@ -213,11 +213,11 @@ def build(
     nowhere, or a guard does not hold whatever it says. `functions` as in `remembering`.
     """
     try:
-        read = plain.Reader(guards.sources).read
+        read = plain_sources.Reader(guards.sources).read
         rows = [tuple(map(read, row)) for row in guards.rows]
         state = _state(guards, [_guard(*row) for row in rows], variables, names, read)
         shapes = read(guards.shapes)
-    except (plain.NotPlainError, NoGuardsError) as error:
+    except (plain_sources.NotPlainError, NoGuardsError) as error:
         raise GuardsDifferError(str(error)) from error
     objects = _objects([row[0] for row in rows], variables, names)
     for source, name, *_ in rows:

@@ -19,8 +19,8 @@ from torch._dynamo import config, convert_frame
 from torch._dynamo import guards as torchs
 from torch._dynamo.variables import builtin, dicts, functions, misc, nn_module
 
+from fxpool.torch_compat.frames.guard_calls import Listener
 from fxpool.torch_compat.frames.guards import Guards, NoGuardsError, read, remembering
-from fxpool.torch_compat.frames.listening import Listener
 from fxpool.torch_compat.patching import patched
 
 __all__ = ["Recorder", "recording"]

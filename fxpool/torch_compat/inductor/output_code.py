@@ -41,7 +41,7 @@ from torch._inductor.runtime.autotune_cache import AutotuneCacheBundler, inducto
 from torch._logging import getArtifactLogger, trace_structured
 
 from fxpool.torch_compat.dynamo import log_state
-from fxpool.torch_compat.inductor import importable
+from fxpool.torch_compat.inductor import import_paths
 from fxpool.torch_compat.patching import patched
 
 _output_code_log = getArtifactLogger("torch._inductor.codecache", "output_code")
@@ -54,7 +54,7 @@ GROUP = "_fxpool_group_"
 
 
 class LinkedWrapper(msgspec.Struct, array_like=True):
-    """A wrapper that is ready to be executed, made from a generated module by `fxpool.lowering.worker.wrapper`.
+    """A wrapper that is ready to be executed, made from a generated module by `fxpool.lowering.worker.wrapper_linking`.
 
     `code` is a marshalled code object, `name` its file name. `kernels` is the number of functions that it uses from
     the entry's library (set as ``_fxpool_library`` before it runs), `triton` from its Triton library
@@ -131,9 +131,9 @@ class LinkedGraph(CompiledFxGraph):
 
     def _module(self, library: Any, constants: dict[str, Any]) -> types.ModuleType:
         wrapper = self._fxpool_wrapper
-        if not all(map(importable.is_registered, wrapper.operators)):
+        if not all(map(import_paths.is_registered, wrapper.operators)):
             self._fxpool_surroundings.missed("operators")
-            importable.register_torch_operators()
+            import_paths.register_torch_operators()
         module = types.ModuleType(wrapper.name)
         module.__file__ = wrapper.name
         # For tracebacks: line numbers of the code are those of the generated text.

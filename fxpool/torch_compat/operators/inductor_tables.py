@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fxpool.torch_compat.operators import by_value, operator_tables, operators, own_code
+from fxpool.torch_compat.operators import code_owner, operator_tables, operators, pickled_definitions
+from fxpool.torch_compat.operators.operator_overrides import OperatorOverride
 from fxpool.torch_compat.operators.operator_tables import DECOMPOSED, LOWERED, TABLES, key_text, structure
-from fxpool.torch_compat.operators.otherwise import OperatorOverride
 
 __all__ = ["Entry", "Pattern", "entries", "for_a_worker", "of_operator", "pattern_parts", "places"]
 
@@ -84,7 +84,7 @@ def entries() -> Iterator[Entry]:
         else:
             pairs = _foreign(table) if isinstance(table, dict) else []
         for key, value in pairs:
-            if not isinstance(key, type) or own_code.is_own(key):  # else: for objects of the program's classes
+            if not isinstance(key, type) or code_owner.is_own(key):  # else: for objects of the program's classes
                 yield Entry(f"{name}[{key_text(key)}]", _parts(value), key if hasattr(key, "namespace") else None)
     yield from _side_effects()
     yield from _patterns()
@@ -115,7 +115,7 @@ def for_a_worker(wanted: Callable[[Entry], bool]) -> list[bytes]:
         and not entry.is_torchs
         and wanted(entry)
     )
-    return by_value.registrations_as_bytes(chosen)
+    return pickled_definitions.registrations_as_bytes(chosen)
 
 
 def _foreign(table: Mapping[Any, Any]) -> list[tuple[Any, Any]]:
@@ -128,7 +128,7 @@ def _foreign(table: Mapping[Any, Any]) -> list[tuple[Any, Any]]:
 
 def _is_own(value: Any) -> bool:
     """Return whether an entry, or each part of it, is torch's code or plain data."""
-    return all(map(own_code.is_own, _parts(value)))
+    return all(map(code_owner.is_own, _parts(value)))
 
 
 def _parts(value: Any) -> tuple[Any, ...]:
@@ -181,7 +181,7 @@ def _side_effects() -> Iterator[Entry]:
                 yield Entry(f"side effect[{effect}]", "", effect)
             elif str(effect).startswith(("aten.", "prims.")):  # torch's modules add others when they are imported
                 pure.append(str(effect))
-        elif callable(effect) and not own_code.is_own(effect):
+        elif callable(effect) and not code_owner.is_own(effect):
             yield Entry(f"side effect[{getattr(effect, '__qualname__', '')}]", "", effect)
     yield Entry("side effects of torch's operators", " ".join(sorted(pure)))
 
@@ -226,9 +226,9 @@ def _of_pass(path: str, matcher_pass: Any) -> Iterator[Entry]:
             if id(entry) in _torchs:
                 continue
             code = [value for value in vars(entry).values() if callable(value) or isinstance(value, types.MethodType)]
-            theirs = tuple(value for value in code if not own_code.is_own(value))
+            theirs = tuple(value for value in code if not code_owner.is_own(value))
             foreign = _foreign_classes(entry.pattern)
-            if theirs or foreign or not own_code.is_own(entry):
+            if theirs or foreign or not code_owner.is_own(entry):
                 name = f"pattern {path} {op} {_ADDRESS.sub('', str(target))} {position}"
                 yield Entry(name, (_pattern_text(entry.pattern), theirs, *foreign))
             else:
@@ -263,7 +263,7 @@ def _foreign_classes(pattern: Any) -> list[Any]:
         if isinstance(part, (list, tuple, set, frozenset, dict)):
             inner = [*part.values()] if isinstance(part, dict) else [*part]
         elif type(part) is types.FunctionType or isinstance(part, type):
-            inner, found = [], found if own_code.is_own(part) else [*found, part]
+            inner, found = [], found if code_owner.is_own(part) else [*found, part]
         elif isinstance(getattr(part, "__dict__", None), dict) and hasattr(type(part), "_match"):
             inner = [type(part), *vars(part).values()]
         else:
@@ -277,7 +277,7 @@ def _of_devices() -> Iterator[Entry]:
     common = sys.modules.get(_COMMON)
     for device, scheme in list(getattr(common, "device_codegens", {}).items()):
         parts = tuple(part for part in vars(scheme).values() if part is not None)
-        if not all(map(own_code.is_own, parts)):
+        if not all(map(code_owner.is_own, parts)):
             yield Entry(f"device_codegens[{device}]", parts)
     for device, custom in list(getattr(common, "custom_backend_passes", {}).items()):
         if custom is not None:

@@ -20,7 +20,7 @@ import torch
 from torch._functorch import config as functorch_config
 from torch._library.utils import get_layout_constraint_tag
 
-from fxpool.torch_compat.operators import operators, own_code
+from fxpool.torch_compat.operators import code_owner, operators
 from fxpool.torch_compat.patching import when_imported
 
 __all__ = ["DECOMPOSED", "LOWERED", "TABLES", "Table", "Treatment", "are_known", "as_bytes", "default_constraint",
@@ -209,7 +209,7 @@ def _cells(function: types.FunctionType) -> Iterator[Any]:
 
 
 def _relative(path: str) -> str:
-    return os.path.relpath(path, os.path.dirname(torch.__file__)) if own_code.is_file_of_torch(path) else path
+    return os.path.relpath(path, os.path.dirname(torch.__file__)) if code_owner.is_file_of_torch(path) else path
 
 
 # ----------------------------------------------------------------------------------------- recording

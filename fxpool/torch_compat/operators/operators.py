@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 
-from fxpool.torch_compat.operators import dispatch_probe, own_code
+from fxpool.torch_compat.operators import code_owner, dispatch_probe
 
 # Namespaces whose operators come with torch itself.
 _BUILTIN_NAMESPACES = frozenset(
@@ -123,15 +123,15 @@ def _is_defined_outside(target: Any) -> bool:
     if overload is None:
         return False
     path = dispatch_probe.defined_at(overload)
-    if path == own_code.CUSTOM_OPS:  # where `torch.library.custom_op` defines the operators of programs and of torch
+    if path == code_owner.CUSTOM_OPS:  # where `torch.library.custom_op` defines the operators of programs and of torch
         definition = custom_op(overload)
         path = definition._init_fn.__code__.co_filename if definition is not None else path
-    return bool(path) and not own_code.is_file_of_torch(path)
+    return bool(path) and not code_owner.is_file_of_torch(path)
 
 
 def is_torchs_higher_order(target: Any) -> bool:
     """Return whether a higher-order operator is an object of one of torch's own classes."""
-    return own_code.is_own(type(target))
+    return code_owner.is_own(type(target))
 
 
 def triton_kernels_of(target: Any) -> list[Any]:

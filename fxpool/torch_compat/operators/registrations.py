@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch._ops import OpOverload
 
-from fxpool.torch_compat.operators import dispatch_probe, libraries, own_code
+from fxpool.torch_compat.operators import code_owner, dispatch_probe, libraries
 from fxpool.torch_compat.operators.dispatch_probe import NotFoundError
 from fxpool.torch_compat.operators.operators import (
     custom_op,
@@ -139,7 +139,7 @@ def overridden() -> Iterator[tuple[str, Part]]:
             if overload is None:
                 continue
             for probed, _, function, others in dispatch_probe.python_kernels(overload):
-                if not own_code.is_own(function):
+                if not code_owner.is_own(function):
                     theirs = True
                     value = (_opened(function), tuple(sorted(others.items())))
                     yield f"{overload_name(overload)} for {key or probed} at {probed}", Part(value)
@@ -287,20 +287,20 @@ def _opened(value: Any) -> Any:
     registers some for its operators. Any other value is returned as it is.
     """
     if not _is_machinery(value):
-        is_torchs = isinstance(value, types.FunctionType) and own_code.is_file_of_torch(value.__code__.co_filename)
-        return f"torch's {value.__module__}.{value.__qualname__}" if is_torchs and own_code.is_own(value) else value
+        is_torchs = isinstance(value, types.FunctionType) and code_owner.is_file_of_torch(value.__code__.co_filename)
+        return f"torch's {value.__module__}.{value.__qualname__}" if is_torchs and code_owner.is_own(value) else value
     return (f"torch's {value.__qualname__}", *_held(value, set()))
 
 
 def _held(function: types.FunctionType, seen: set[int]) -> Iterator[Any]:
     """Yield the program's values that a wrapper of torch's holds, and functions that these wrappers made for it."""
-    for content in own_code.cells_of(function):
+    for content in code_owner.cells_of(function):
         if id(content) in seen or isinstance(content, (OpOverload, torch.library.Library, torch._C.DispatchKeySet)):
             continue
         seen.add(id(content))
         if hasattr(content, "_backward_fn") and hasattr(content, "_setup_context_fn"):
             yield from (content._backward_fn, content._setup_context_fn)
-        elif isinstance(content, type) and own_code.is_below_torch(content):  # an autograd function made for it
+        elif isinstance(content, type) and code_owner.is_below_torch(content):  # an autograd function made for it
             for attribute in vars(content).values():
                 inner = getattr(attribute, "__func__", attribute)
                 if _is_machinery(inner):
@@ -325,8 +325,8 @@ def _files_of(value: Any) -> Iterator[str]:
         function = getattr(function, "__wrapped__", function)
         if isinstance(function, types.FunctionType):
             yield function.__code__.co_filename
-            if own_code.is_file_of_torch(function.__code__.co_filename):
-                yield from _files_of(tuple(own_code.held_functions(function)))
+            if code_owner.is_file_of_torch(function.__code__.co_filename):
+                yield from _files_of(tuple(code_owner.held_functions(function)))
 
 
 def _is_users_file(path: str) -> bool:
@@ -345,6 +345,6 @@ def module_of_file(path: str) -> str | None:
     """Return the importable name of the module loaded from `path`; None for a script or an anonymous module."""
     for name, module in sys.modules.copy().items():
         file = getattr(module, "__file__", None)
-        if file and name not in own_code.MAIN and os.path.abspath(file) == path:
+        if file and name not in code_owner.MAIN and os.path.abspath(file) == path:
             return name
     return None

@@ -24,7 +24,7 @@ import torch._functorch.config as functorch_config
 import torch._inductor.config as inductor_config
 
 from fxpool import forks
-from fxpool.torch_compat.state import choices
+from fxpool.torch_compat.state import inductor_choices
 from fxpool.torch_compat.state.config_decisions import DIRECTORIES, MODULES, ONLY_TRAVELS, STAYS
 
 
@@ -39,7 +39,7 @@ def _modules() -> dict[str, Any]:
 _MODULES = _modules()
 
 # Names in `code_values` that are not configuration entries.
-_NO_ENTRIES = (choices.HANDLER, choices.REGISTERED)
+_NO_ENTRIES = (inductor_choices.HANDLER, inductor_choices.REGISTERED)
 
 
 def capture() -> dict[str, dict[str, Any]]:
@@ -74,7 +74,7 @@ def captured() -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
                 else:
                     del values[key]
                     code[f"{name}.{key}"] = value
-    return state, {**code, **choices.captured()}
+    return state, {**code, **inductor_choices.captured()}
 
 
 def _modules_now() -> dict[str, Any]:
@@ -207,7 +207,7 @@ def entered(state: dict[str, dict[str, Any]], code: dict[str, Any] | None = None
         if path not in _NO_ENTRIES and name in modules:
             changes.setdefault(name, {})[key] = value
     with contextlib.ExitStack() as stack:
-        stack.enter_context(choices.entered(code or {}))
+        stack.enter_context(inductor_choices.entered(code or {}))
         for name, changed in changes.items():
             if changed:
                 stack.enter_context(_patched_quietly(modules[name], changed))

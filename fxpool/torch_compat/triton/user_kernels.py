@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from fxpool.torch_compat.operators import own_code
+from fxpool.torch_compat.operators import code_owner
 
 _OPERATORS = frozenset(("triton_kernel_wrapper_mutation", "triton_kernel_wrapper_functional"))
 _SMALLEST, _LARGEST = -(2**63), 2**63 - 1  # integers that msgpack accepts, of either sign
@@ -90,7 +90,7 @@ def _table() -> Any:
 def _place(function: Any) -> tuple[str, str]:
     """Return (module, qualified name) of a Triton function, or of a decorated form of it. Raises NotDescribedError."""
     module, qualified = function.fn.__module__, function.fn.__qualname__
-    if module in own_code.MAIN:
+    if module in code_owner.MAIN:
         raise NotDescribedError("triton_kernel_in_main", qualified)
     if _found(module, qualified) is function:
         return module, qualified

@@ -65,7 +65,7 @@ def compile_once(factor: str, backend: str) -> None:
 
 def be_clients(number: str, threads: str, seconds: str, store: str) -> None:
     """Be some clients of the pool and the store for a while; write how often each outcome was, at the end."""
-    from fxpool.codecache.store.bounds import Bounds
+    from fxpool.codecache.store.cache_limits import Bounds
     from fxpool.codecache.store.store import LocalStore
     from fxpool.lowering.core.runtime import runtime
 

@@ -33,7 +33,7 @@ LIMIT = 240.0  # seconds for one process of a case
 _CACHES_OFF = {"TORCHINDUCTOR_FX_GRAPH_CACHE": "0", "TORCHINDUCTOR_AUTOGRAD_CACHE": "0"}
 #: Modules that processes of either role import before they fork, because no program can tell.
 AHEAD = {
-    "fxpool": "fxpool.lowering.fallback.chain fxpool.lowering.artifact.load fxpool.lowering.artifact.effects "
+    "fxpool": "fxpool.lowering.fallback.chain fxpool.lowering.artifact.load fxpool.lowering.artifact.side_effects "
     "fxpool.lowering.core.runtime fxpool.pool.client fxpool.codecache.key.toolchain",
     "stock": "torch._inductor.compile_fx torch._inductor.select_algorithm torch._inductor.codegen.cpp",
 }

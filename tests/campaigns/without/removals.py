@@ -29,7 +29,7 @@ _LIBRARIES = "        with cpp_wrappers.collecting(self._take_wrapper), source_k
 
 REMOVALS = (
     # Installed packages are not in the key.
-    Removal(1, "codecache/key/system.py", "        **installed_facts(root),\n", "",
+    Removal(1, "codecache/key/system_facts.py", "        **installed_facts(root),\n", "",
             ["lowering/test_edited_torch.py::test_an_edited_torch_is_compiled_with_and_has_a_key_of_its_own"]),
     # Headers count by name only.
     Removal(1, "codecache/key/headers.py", 'f"{name} {_content(path)}"', "name",
@@ -51,7 +51,8 @@ REMOVALS = (
             ["lowering/artifact/test_cache_base.py::test_it_is_looked_into_first_and_never_written_to"]),
     Removal(6, "lowering/compiling/graph_compile.py", "self._fetched(again) if shared else ()", "()",
             ["lowering/artifact/test_remote_cache.py::test_two_machines_share_a_compile"]),
-    Removal(7, "lowering/artifact/saved.py", "    recorded = _Recorded(", "    return\n    recorded = _Recorded(",
+    Removal(7, "lowering/artifact/torch_artifacts.py",
+            "    recorded = _Recorded(", "    return\n    recorded = _Recorded(",
             ["lowering/artifact/test_saved_artifacts.py::test_an_unmodified_script_hits_on_another_machine"]),
     Removal(8, "fxpool/torch_compat/dynamo/process_groups.py", "    context = get_metrics_context()\n",
             "    return 0\n    context = get_metrics_context()\n", ["lowering/artifact/test_collective_timeouts.py"]),
@@ -74,7 +75,8 @@ REMOVALS = (
             [f"{_GPU}::test_forward_and_backward_for_a_gpu_that_is_not_here"]),
     Removal(14, "lowering/cpp/source_builds.py", "    if store is None:\n", "    if True:\n",
             ["lowering/cpp/test_source_kernels.py::test_nvcc_runs_once_whichever_process_and_graph_asks"]),
-    Removal(15, "lowering/cpp/built.py", _LIBRARIES, "        with cpp_wrappers.collecting(self._take_wrapper):",
+    Removal(15, "lowering/cpp/built_libraries.py", _LIBRARIES,
+            "        with cpp_wrappers.collecting(self._take_wrapper):",
             ["lowering/cpp/test_halide.py::test_a_hit_runs_neither_halide_nor_a_compiler"]),
     # A package is built in the process that asks.
     Removal(16, "lowering/packages.py", "            package = graph.look_up()",
@@ -105,7 +107,7 @@ REMOVALS = (
             "    with ambient.entered(request.ambient), log_state", "    with log_state",
             ["lowering/request/test_configured_code.py::test_a_vouched_pass_of_the_options_runs_in_a_worker"]),
     # The wish for graphs is not passed on; nor, of one after AOTAutograd, what it was compiled with.
-    Removal(22, "fxpool/torch_compat/inductor/inner.py", "    arguments = dict(arguments)\n    if arguments.get",
+    Removal(22, "fxpool/torch_compat/inductor/aot_graph.py", "    arguments = dict(arguments)\n    if arguments.get",
             "    arguments = dict[str, Any]()\n    if arguments.get",
             ["lowering/artifact/test_cuda_graphs.py::test_graphs_after_autograd_are_told_too"]),
     Removal(22, "fxpool/torch_compat/inductor/aot.py",
@@ -122,7 +124,8 @@ REMOVALS = (
     # A worker builds a package under its own configuration.
     Removal(25, "lowering/worker/packages.py", "        ambient.entered(request.ambient),\n", "",
             ["lowering/test_packages.py::test_what_follows_from_constants_is_split_off_where_that_is_wanted"]),
-    Removal(26, "lowering/cpp/built.py", _LIBRARIES, "        with source_kernels.collecting(self._take_kernel):",
+    Removal(26, "lowering/cpp/built_libraries.py", _LIBRARIES,
+            "        with source_kernels.collecting(self._take_kernel):",
             ["lowering/cpp/test_cpp_wrappers.py::test_a_hit_calls_no_compiler"]),
     # A library of a GPU's keeps paths, or is taken for one of another device.
     Removal(26, "fxpool/torch_compat/cpp/cpp_wrappers.py",
@@ -132,7 +135,7 @@ REMOVALS = (
             ["lowering/request/test_devices.py"
              "::test_the_worker_of_a_graph_through_cpp_sees_its_devices_under_their_own_indices"]),
     # Only Dynamo's form of a graph is known.
-    Removal(27, "fxpool/torch_compat/inductor/forms.py",
+    Removal(27, "fxpool/torch_compat/inductor/graph_forms.py",
             "    if not isinstance(gm, torch.fx.GraphModule):", "    if True:",
             ["lowering/artifact/test_graph_forms.py::test_graphs_that_a_back_end_changes",
              "lowering/test_standalone.py::test_pieces_compile_side_by_side_and_are_found_again"]),
@@ -156,6 +159,6 @@ REMOVALS = (
     # A backward is not linked, but compiled where it is loaded; what a compile asks of Dynamo is forgotten.
     Removal(32, "fxpool/torch_compat/inductor/aot.py", "    if result.compiled_bw is not None:", "    if False:",
             ["lowering/cpp/test_cpp_wrappers.py::test_a_hit_calls_no_compiler"]),
-    Removal(32, "lowering/artifact/effects.py", "    if effects.restart:", "    if False:",
+    Removal(32, "lowering/artifact/side_effects.py", "    if effects.restart:", "    if False:",
             ["lowering/artifact/test_effects.py::test_a_restart_that_a_pass_asks_for_is_replayed_cold_and_warm"]),
 )  # fmt: skip

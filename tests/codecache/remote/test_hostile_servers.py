@@ -19,8 +19,8 @@ from remote_servers import answers, closes_at_once, cut_short, floods, free_port
 from fxpool import counters
 from fxpool.codecache import remote
 from fxpool.codecache.bundle.authentication import KEY_BYTES, Keyring
-from fxpool.codecache.remote import breaker, pending
-from fxpool.codecache.remote.level import RemoteLevel
+from fxpool.codecache.remote import breaker, pending_uploads
+from fxpool.codecache.remote.remote_level import RemoteLevel
 from fxpool.codecache.store.entry import Entry
 from fxpool.codecache.store.store import LocalStore
 
@@ -208,7 +208,7 @@ def test_a_remote_that_is_back_is_asked_again(tmp_path: Path, monkeypatch: pytes
             assert level.state == "closed"
             found = level.find(KEYS[:1], any_fits)
             assert found is not None and found.entry == entry
-    assert pending.listed(store.root) == []
+    assert pending_uploads.listed(store.root) == []
 
 
 def test_a_remote_that_is_only_read_is_probed_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,7 +231,7 @@ def test_an_upload_to_who_hangs_ends_with_the_process(tmp_path: Path) -> None:
     with misbehaving(hangs) as server, level_of(f"redis://127.0.0.1:{server.port}/0") as level:
         level.uploads.offer(store.root, entry.key, entry.name)
         level.close()
-        assert pending.listed(store.root) == [(entry.key, entry.name)]
+        assert pending_uploads.listed(store.root) == [(entry.key, entry.name)]
 
 
 ENDS = """
@@ -239,7 +239,7 @@ import sys
 from fxpool.codecache.bundle.authentication import Keyring
 from fxpool.codecache.store.entry import Entry
 from fxpool.codecache import remote
-from fxpool.codecache.remote.level import RemoteLevel
+from fxpool.codecache.remote.remote_level import RemoteLevel
 from fxpool.codecache.store.store import LocalStore
 
 address, root, key = sys.argv[1:]
@@ -257,7 +257,7 @@ def test_a_process_ends_while_it_uploads(tmp_path: Path, python: str) -> None:
         address = f"redis://127.0.0.1:{server.port}/0"
         done = subprocess.run([python, "-c", ENDS, address, root, KEYS[0]], capture_output=True, timeout=60, text=True)
     assert (done.returncode, done.stderr) == (0, "")
-    assert [key for key, _ in pending.listed(root)] == [KEYS[0]]
+    assert [key for key, _ in pending_uploads.listed(root)] == [KEYS[0]]
 
 
 def test_a_client_that_panics_is_a_miss() -> None:
@@ -306,7 +306,7 @@ def test_whatever_an_upload_ends_with_it_is_tried_again_only_after_a_pause(
         level.uploads.wake()
     assert len(tried) == 1 and level.state == "open", "the first probe comes after seconds"
     level.close()
-    assert sorted(pending.listed(store.root)) == sorted((entry.key, entry.name) for entry in entries)
+    assert sorted(pending_uploads.listed(store.root)) == sorted((entry.key, entry.name) for entry in entries)
     assert counted()["error:upload_client"] == 1
 
 

@@ -18,12 +18,12 @@ from remote_servers import answers, hangs, misbehaving, redis_and_s3, redis_serv
 
 from fxpool import counters
 from fxpool.codecache import remote
-from fxpool.codecache.remote import leases, values
+from fxpool.codecache.remote import leases, remote_values
 from fxpool.codecache.remote.access import RemoteAccess
 from fxpool.codecache.remote.client import Client, Deadline, RemoteError
 from fxpool.codecache.remote.leases import Lease, Leases
 
-NAME = values.lease_name("ab" * 32)
+NAME = remote_values.lease_name("ab" * 32)
 KEY = "ab" * 32
 # Long enough for a loaded machine; nothing waits for it.
 DELAY = 20.0

@@ -17,9 +17,9 @@ from remote_servers import redis_and_s3
 from fxpool import counters
 from fxpool.codecache import remote
 from fxpool.codecache.bundle.authentication import KEY_BYTES, Keyring
-from fxpool.codecache.remote import pending, uploads, values
+from fxpool.codecache.remote import pending_uploads, remote_values, uploads
 from fxpool.codecache.remote.client import Client, Deadline, RemoteError
-from fxpool.codecache.remote.level import RemoteLevel
+from fxpool.codecache.remote.remote_level import RemoteLevel
 from fxpool.codecache.store.blobs import BlobRef
 from fxpool.codecache.store.entry import Entry
 from fxpool.codecache.store.store import LocalStore
@@ -149,9 +149,9 @@ def test_what_is_there_is_not_written_again(
     level = levels(connect)
     entry = uploaded(level, store, published(store))
     again = published(other)
-    before = connect(DELAY).get(values.entry_name(KEY, entry.name), 1 << 20, Deadline(DELAY))
+    before = connect(DELAY).get(remote_values.entry_name(KEY, entry.name), 1 << 20, Deadline(DELAY))
     uploaded(level, other, again)
-    assert connect(DELAY).get(values.entry_name(KEY, entry.name), 1 << 20, Deadline(DELAY)) == before
+    assert connect(DELAY).get(remote_values.entry_name(KEY, entry.name), 1 << 20, Deadline(DELAY)) == before
     assert counted() == {"writes": 1}
 
 
@@ -194,7 +194,7 @@ def test_another_key_s_value_in_an_entry_s_place_does_not_pass(
     one = uploaded(level, store, published(store))
     two = uploaded(level, store, published(store, OTHER_KEY))
     assert one.name == two.name, "they differ in their keys only"
-    _swapped(connect, values.entry_name(KEY, one.name), values.entry_name(OTHER_KEY, two.name))
+    _swapped(connect, remote_values.entry_name(KEY, one.name), remote_values.entry_name(OTHER_KEY, two.name))
     assert level.find([KEY], any_fits) is None
     assert counted()["error:not_authentic"] == 1
 
@@ -205,7 +205,7 @@ def test_another_blob_in_a_blob_s_place_does_not_pass(
     level = levels(connect)
     blobs = {"result": os.urandom(100), "kernels": os.urandom(100)}
     entry = uploaded(level, store, published(store, blobs=blobs))
-    _swapped(connect, *(values.blob_name(ref) for ref in entry.blobs.values()))
+    _swapped(connect, *(remote_values.blob_name(ref) for ref in entry.blobs.values()))
     assert level.find([KEY], any_fits) is None
     assert counted()["error:not_authentic"] == 1
     uploaded(level, store, entry)
@@ -220,7 +220,9 @@ def test_a_value_that_was_cut_is_a_miss(
 ) -> None:
     level = levels(connect)
     entry = uploaded(level, store, published(store))
-    name = values.entry_name(KEY, entry.name) if what == "entry" else values.blob_name(entry.blobs["result"])
+    name = (
+        remote_values.entry_name(KEY, entry.name) if what == "entry" else remote_values.blob_name(entry.blobs["result"])
+    )
     client = connect(DELAY)
     whole = client.get(name, 1 << 20, Deadline(DELAY))
     assert whole is not None and client.put(name, whole[:-1], Deadline(DELAY), replace=True)
@@ -235,7 +237,9 @@ def test_a_value_that_is_too_large_is_not_read(
 ) -> None:
     level = levels(connect)
     entry = uploaded(level, store, published(store))
-    name = values.entry_name(KEY, entry.name) if kind == "entry" else values.blob_name(entry.blobs["empty"])
+    name = (
+        remote_values.entry_name(KEY, entry.name) if kind == "entry" else remote_values.blob_name(entry.blobs["empty"])
+    )
     client = connect(DELAY)
     client.put(name, b"x" * ((16 << 20) + 200 if kind == "entry" else 200), Deadline(DELAY), replace=True)
     assert level.find([KEY], any_fits) is None
@@ -254,12 +258,12 @@ def test_an_entry_whose_blob_the_server_has_removed_is_a_miss_until_it_is_upload
     server.flushall()
     level = levels(functools.partial(remote.connect, servers["redis"]))
     entry = uploaded(level, store, published(store))
-    assert server.delete(values.blob_name(entry.blobs["kernels"])) == 1
+    assert server.delete(remote_values.blob_name(entry.blobs["kernels"])) == 1
     assert level.find([KEY], any_fits) is None and level.state == "closed"
     uploaded(level, store, entry)
     assert level.find([KEY], any_fits) is not None
     assert counted() == {"writes": 2, "misses": 1, "hits": 1}
-    assert server.delete(values.entry_name(KEY, entry.name)) == 1
+    assert server.delete(remote_values.entry_name(KEY, entry.name)) == 1
     assert level.find([KEY], any_fits) is None, "its name is still in the index"
     server.close()
 
@@ -271,10 +275,10 @@ def test_an_index_of_nonsense_leads_to_nothing(
 
     server = redis.Redis.from_url(servers["redis"])
     server.flushall()
-    server.sadd(values.entry_index(KEY), "../../etc/passwd", b"\xff\xfe", "x" * 200, "ab" * 32)
+    server.sadd(remote_values.entry_index(KEY), "../../etc/passwd", b"\xff\xfe", "x" * 200, "ab" * 32)
     level = levels(functools.partial(remote.connect, servers["redis"]))
     assert level.find([KEY], any_fits) is None and level.state == "closed"
-    server.set(values.entry_index(OTHER_KEY), "not even a set")
+    server.set(remote_values.entry_index(OTHER_KEY), "not even a set")
     assert level.find([OTHER_KEY], any_fits) is None and level.state == "open"
     assert counted() == {"misses": 1, "error:answer": 1, "left_alone": 1}
     server.close()
@@ -297,7 +301,7 @@ def test_at_most_64_entries_of_a_key_are_read(servers: dict[str, str], levels: C
 
     server = redis.Redis.from_url(servers["redis"])
     server.flushall()
-    server.sadd(values.entry_index(KEY), *(hashlib.sha256(bytes([number])).hexdigest() for number in range(100)))
+    server.sadd(remote_values.entry_index(KEY), *(hashlib.sha256(bytes([number])).hexdigest() for number in range(100)))
     server.config_resetstat()
     assert levels(functools.partial(remote.connect, servers["redis"])).find([KEY], any_fits) is None
     assert server.info("commandstats")["cmdstat_getrange"]["calls"] == 64
@@ -335,25 +339,25 @@ def test_what_is_not_uploaded_at_the_end_is_left_to_the_next_process(
     for entry in entries:
         nobody.uploads.offer(store.root, entry.key, entry.name)
     nobody.close()
-    assert sorted(pending.listed(store.root)) == sorted((entry.key, entry.name) for entry in entries)
+    assert sorted(pending_uploads.listed(store.root)) == sorted((entry.key, entry.name) for entry in entries)
     assert counted()["postponed"] == 2
     level = levels(functools.partial(remote.connect, servers["redis"]))
     uploaded(level, store, published(store, hashlib.sha256(b"a third").hexdigest()))
-    assert pending.listed(store.root) == [] and counted()["writes"] == 3
+    assert pending_uploads.listed(store.root) == [] and counted()["writes"] == 3
     assert level.find([KEY], any_fits) is not None
 
 
 def test_marks_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pending, "MOST", 2)
+    monkeypatch.setattr(pending_uploads, "MOST", 2)
     names = [hashlib.sha256(bytes([number])).hexdigest() for number in range(3)]
-    assert pending.leave(str(tmp_path), [(KEY, name) for name in names]) == 2
+    assert pending_uploads.leave(str(tmp_path), [(KEY, name) for name in names]) == 2
     (tmp_path / "pending" / "something else").touch()
-    assert all(name in names for _, name in pending.listed(str(tmp_path)))
-    pending.remove(str(tmp_path), KEY, names[0])
-    pending.remove(str(tmp_path), KEY, names[0])
+    assert all(name in names for _, name in pending_uploads.listed(str(tmp_path)))
+    pending_uploads.remove(str(tmp_path), KEY, names[0])
+    pending_uploads.remove(str(tmp_path), KEY, names[0])
     (tmp_path / "not a directory").touch()
-    assert pending.leave(str(tmp_path / "not a directory"), [(KEY, names[0])]) == 0
-    assert [name for _, name in pending.listed(str(tmp_path))] == [names[1]]
+    assert pending_uploads.leave(str(tmp_path / "not a directory"), [(KEY, names[0])]) == 0
+    assert [name for _, name in pending_uploads.listed(str(tmp_path))] == [names[1]]
 
 
 def test_a_long_queue_is_marked_too(
@@ -364,7 +368,7 @@ def test_a_long_queue_is_marked_too(
     first, second = published(store), published(store, OTHER_KEY)
     nobody.uploads._waiting.append((store.root, first.key, first.name))
     nobody.uploads.offer(store.root, second.key, second.name)
-    assert pending.listed(store.root) == [(second.key, second.name)]
+    assert pending_uploads.listed(store.root) == [(second.key, second.name)]
 
 
 def test_an_entry_that_was_cleared_meanwhile_is_not_uploaded(
@@ -436,7 +440,7 @@ def test_the_key_is_in_no_value_name_or_log(
         entry = uploaded(levels(connect, Keyring([secret])), store, published(store))
         assert levels(connect, Keyring([secret])).find([KEY], any_fits) is not None
         assert levels(connect, Keyring([other])).find([KEY], any_fits) is None
-        server.set(values.entry_name(KEY, entry.name), b"damaged")
+        server.set(remote_values.entry_name(KEY, entry.name), b"damaged")
         assert levels(connect, Keyring([secret])).find([KEY], any_fits) is None
     assert "ignoring a value of the remote cache" in caplog.text
     names = [name for name in server.scan_iter() if server.type(name) == b"string"]
@@ -508,11 +512,11 @@ def test_a_digest_is_compared_with_the_content(
     """Who has the key has sealed another content under a blob's name."""
     level = levels(connect)
     entry = uploaded(level, store, published(store))
-    name = values.blob_name(entry.blobs["result"])
+    name = remote_values.blob_name(entry.blobs["result"])
     content = bytes(len(BLOBS["result"]))
     assert BlobRef.of(content) != entry.blobs["result"]
     client = connect(DELAY)
-    client.put(name, values.pack(RING, name, content), Deadline(DELAY), replace=True)
+    client.put(name, remote_values.pack(RING, name, content), Deadline(DELAY), replace=True)
     assert level.find([KEY], any_fits) is None
     assert counted()["error:damaged"] == 1
     client.close()

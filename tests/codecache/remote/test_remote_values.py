@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fxpool.codecache.bundle.authentication import KEY_BYTES, Keyring
-from fxpool.codecache.remote import values
+from fxpool.codecache.remote import remote_values
 from fxpool.codecache.store.blobs import BlobRef
 from fxpool.codecache.store.entry import FORMAT_VERSION
 from fxpool.errors import CorruptEntryError, NotAuthenticError
@@ -20,32 +20,32 @@ RING = Keyring([b"k" * KEY_BYTES])
 
 def test_names_carry_the_format_s_version() -> None:
     key, ref = "ab" * 32, BlobRef.of(b"content")
-    assert values.entry_index(key) == f"fxpool/{FORMAT_VERSION}.1/entry/{key}"
-    assert values.entry_name(key, "cd" * 32) == f"fxpool/{FORMAT_VERSION}.1/entry/{key}/{'cd' * 32}"
-    assert values.blob_name(ref) == f"fxpool/{FORMAT_VERSION}.1/blob/{ref.digest}-7"
+    assert remote_values.entry_index(key) == f"fxpool/{FORMAT_VERSION}.1/entry/{key}"
+    assert remote_values.entry_name(key, "cd" * 32) == f"fxpool/{FORMAT_VERSION}.1/entry/{key}/{'cd' * 32}"
+    assert remote_values.blob_name(ref) == f"fxpool/{FORMAT_VERSION}.1/blob/{ref.digest}-7"
 
 
 @given(st.binary(max_size=3000))
 def test_values_come_back_and_are_never_larger_than_their_bound(content: bytes) -> None:
-    sealed = values.pack(RING, "name", content)
-    assert values.unpack(RING, "name", sealed, len(content)) == content
-    assert len(sealed) <= values.sealed_bytes(len(content))
+    sealed = remote_values.pack(RING, "name", content)
+    assert remote_values.unpack(RING, "name", sealed, len(content)) == content
+    assert len(sealed) <= remote_values.sealed_bytes(len(content))
 
 
 def test_what_compresses_is_compressed() -> None:
-    assert len(values.pack(RING, "name", b"x" * 100_000)) < 1000
+    assert len(remote_values.pack(RING, "name", b"x" * 100_000)) < 1000
 
 
 def test_a_value_in_the_place_of_another_does_not_pass() -> None:
-    sealed = values.pack(RING, "one", b"content")
+    sealed = remote_values.pack(RING, "one", b"content")
     with pytest.raises(NotAuthenticError):
-        values.unpack(RING, "other", sealed, 100)
+        remote_values.unpack(RING, "other", sealed, 100)
 
 
 def test_content_that_is_larger_than_it_may_be_is_refused() -> None:
     for content in (b"x" * 101, os.urandom(101)):
         with pytest.raises(CorruptEntryError, match="maximum of 100"):
-            values.unpack(RING, "name", values.pack(RING, "name", content), 100)
+            remote_values.unpack(RING, "name", remote_values.pack(RING, "name", content), 100)
 
 
 NONSENSE = pytest.mark.parametrize(
@@ -65,7 +65,7 @@ NONSENSE = pytest.mark.parametrize(
 @NONSENSE
 def test_nonsense_from_who_has_the_key_is_an_error_and_takes_no_memory(body: bytes) -> None:
     with pytest.raises(CorruptEntryError):
-        values.unpack(RING, "name", RING.seal("name", body), 100)
+        remote_values.unpack(RING, "name", RING.seal("name", body), 100)
 
 
 @NONSENSE
@@ -74,4 +74,4 @@ def test_of_a_value_by_another_key_only_the_mac_is_looked_at(body: bytes) -> Non
     other = Keyring([b"o" * KEY_BYTES])
     for sealed in (other.seal("name", body), RING.seal("another name", body), body):
         with pytest.raises(NotAuthenticError):
-            values.unpack(RING, "name", sealed, 100)
+            remote_values.unpack(RING, "name", sealed, 100)

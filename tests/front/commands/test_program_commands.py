@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from fxpool import own_python
+from fxpool import child_python
 from fxpool.commands import program
 from fxpool.commands.main import main
 from fxpool.lowering.core import pool_environment
@@ -98,7 +98,7 @@ def test_torch_must_load_its_extensions(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_workers_do_not_install(tmp_path: Path) -> None:
     variables = program_run.environment(reports=str(tmp_path))
-    assert list(variables) == [own_python.PROGRAM_RUN]
+    assert list(variables) == [child_python.PROGRAM_RUN]
     assert not variables.keys() & pool_environment.job_environment(variables).keys()
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fxpool.codecache.store.listing import Listing
-from fxpool.dashboard import code_child
+from fxpool.dashboard import generated_code
 from fxpool.dashboard.store_view import StoreView
 
 
@@ -25,7 +25,7 @@ def test_code_and_kernels_of_a_real_entry(tmp_path: Path, shared_pool: Path) -> 
     ((row,), _) = view.rows(0)
     assert row["function"] == "function" and Path(str(row["place"])).name.startswith("test_dashboard_code.py")
     assert view.facts()["served"] == 0 and view.facts()["first"] == 1
-    found = asyncio.run(code_child.generated_code(view.root, row["key"], row["name"]))
+    found = asyncio.run(generated_code.generated_code(view.root, row["key"], row["name"]))
     ((_, text),) = found["code"]
     assert "def call(" in text and "cpp_fused" in text and "#include" in text
     torch._dynamo.reset()

@@ -171,8 +171,8 @@ def test_much_of_the_same_is_one_line() -> None:
 
 BESIDE = """
 import os, sys, time
-from fxpool.watch import configured, events
-configured.attach()
+from fxpool.watch import configured_watchers, events
+configured_watchers.attach()
 events.state("graph 9", "compiling", "in worker 4711")
 for step in range(8):
     events.state(f"graph {step}", "compiling")
@@ -201,8 +201,8 @@ def test_lines_of_the_program_stay_whole() -> None:
 
 BARS = """
 import time, tqdm
-from fxpool.watch import configured, events
-configured.attach()
+from fxpool.watch import configured_watchers, events
+configured_watchers.attach()
 for outer in tqdm.tqdm(range(3), desc="outer", ncols=60, mininterval=0):
     for inner in tqdm.tqdm(range(4), desc="inner", ncols=60, mininterval=0, leave=False):
         events.state(f"graph {outer}{inner}", "compiling")
@@ -221,9 +221,9 @@ def test_bars_step_aside() -> None:
 
 RICH = """
 import time
-from fxpool.watch import configured, events
+from fxpool.watch import configured_watchers, events
 from rich.progress import Progress
-configured.attach()
+configured_watchers.attach()
 with Progress() as progress:
     task = progress.add_task("steps", total=6)
     for step in range(6):
@@ -307,8 +307,8 @@ def test_a_terminal_that_is_gone_ends_the_display_and_nothing_else() -> None:
     program = """
 import signal, sys, time
 signal.signal(signal.SIGHUP, signal.SIG_IGN)
-from fxpool.watch import configured, events
-configured.attach()
+from fxpool.watch import configured_watchers, events
+configured_watchers.attach()
 print("begun", flush=True)
 sys.stdin.read()
 for step in range(3):

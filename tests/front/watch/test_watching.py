@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import fxpool
-from fxpool.watch import configured, events
+from fxpool.watch import configured_watchers, events
 from fxpool.watch import display as display_module
 from fxpool.watch.events import Span, State
 from fxpool.watch.trace import TraceFile
@@ -28,7 +28,7 @@ def _nobody_stays(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     monkeypatch.undo()
     fxpool.configure(progress=None, trace=None)
-    configured.attach()
+    configured_watchers.attach()
     assert not events.listening()
 
 
@@ -148,19 +148,19 @@ def test_a_trace_that_can_not_be_written_is_said_once(tmp_path: Path, caplog: py
 def test_settings_attach_and_detach(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FXPOOL_PROGRESS", str(tmp_path / "log"))
     monkeypatch.setenv("FXPOOL_TRACE", str(tmp_path / "run.json"))
-    configured.attach()
-    configured.attach()
+    configured_watchers.attach()
+    configured_watchers.attach()
     events.state("g", "queued")
     events.span("load", 1.0, 2.0)
     assert (tmp_path / "log").read_text().count("g: queued") == 1
     assert [row["name"] for row in rows(tmp_path / "run.json") if row["ph"] in "Xi"] == ["g queued", "load"]
     monkeypatch.delenv("FXPOOL_PROGRESS")
-    configured.attach()
+    configured_watchers.attach()
     events.state("g", "ready")
     assert "ready" not in (tmp_path / "log").read_text()
     assert rows(tmp_path / "run.json")[-1]["name"] == "g ready"
     monkeypatch.delenv("FXPOOL_TRACE")
-    configured.attach()
+    configured_watchers.attach()
     assert not events.listening()
 
 
@@ -169,7 +169,7 @@ def test_a_log_that_can_not_be_opened_is_said_once(tmp_path: Path, caplog: pytes
         fxpool.progress(tmp_path / "no-such" / "log")
     fxpool.configure(progress=str(tmp_path / "no-such" / "log"), trace=str(tmp_path / "run.json"))
     for _ in range(3):
-        configured.attach()
+        configured_watchers.attach()
         events.state("g", "queued")
     (record,) = caplog.records
     assert record.getMessage().startswith("fxpool: FXPOOL_PROGRESS: cannot show progress: ")
@@ -216,7 +216,7 @@ def test_threads_that_start_at_once_are_all_heard(tmp_path: Path, monkeypatch: p
 
     def first(number: int) -> None:
         together.wait()
-        configured.attach()
+        configured_watchers.attach()
         events.state(f"g{number}", "queued")
 
     threads = [threading.Thread(target=first, args=(number,)) for number in range(4)]

@@ -12,7 +12,7 @@ import torch
 
 import fxpool
 from fxpool.codecache.store import collector, layout
-from fxpool.codecache.store.bounds import Bounds
+from fxpool.codecache.store.cache_limits import Bounds
 from fxpool.codecache.store.entry import Entry
 from fxpool.codecache.store.store import LocalStore
 

@@ -14,7 +14,7 @@ import zoo
 
 import fxpool
 from fxpool.codecache.store.store import LocalStore
-from fxpool.lowering.artifact.content import content_of
+from fxpool.lowering.artifact.entry_content import content_of
 from fxpool.lowering.core.attempt import Destination
 from fxpool.lowering.request import capture
 from fxpool.lowering.request.compile_request import CompileRequest

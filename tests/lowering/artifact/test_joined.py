@@ -13,7 +13,7 @@ import torch
 import fxpool
 from fxpool.codecache.store.entry import Entry
 from fxpool.codecache.store.store import LocalStore
-from fxpool.lowering.artifact import effects, lookup
+from fxpool.lowering.artifact import lookup, side_effects
 from fxpool.lowering.artifact.entry_parts import Reference
 from fxpool.lowering.compiling import remote
 from fxpool.lowering.compiling.graph_compile import GraphCompile
@@ -96,7 +96,7 @@ def test_a_shared_result_that_does_not_fit_is_made_for_this_call(
         return len(flights) != 1
 
     monkeypatch.setattr(remote, "submit", joined)
-    monkeypatch.setattr(effects, "guards_hold", hold)
+    monkeypatch.setattr(side_effects, "guards_hold", hold)
     run()
     key = fxpool.stats()["graphs"][0]["key"]
     assert flights[0] == key

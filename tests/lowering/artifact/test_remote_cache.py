@@ -244,7 +244,7 @@ def test_a_lease_of_a_machine_that_hangs_costs_the_estimate(
 ) -> None:
     import redis
 
-    from fxpool.codecache.remote import values
+    from fxpool.codecache.remote import remote_values
     from fxpool.codecache.remote.leases import PERIOD
 
     fxpool.configure(remote_cache=redis_url, remote_key_file=key_file, remote_wait=PERIOD / 10)
@@ -253,9 +253,9 @@ def test_a_lease_of_a_machine_that_hangs_costs_the_estimate(
         (entry,) = client.keys("fxpool/*/entry/*/*")
         key = entry.decode().split("/")[3]
         client.flushall()
-        client.set(values.lease_name(key), "of a machine that renews it for ever")
+        client.set(remote_values.lease_name(key), "of a machine that renews it for ever")
         assert compiled(machine("two")) == (1, 0)
-        assert client.get(values.lease_name(key)) is not None, "it is not this machine's"
+        assert client.get(remote_values.lease_name(key)) is not None, "it is not this machine's"
     assert fxpool.stats()["leases"]["gave_up"] == 1
 
 
@@ -327,7 +327,7 @@ def test_within_a_fresh_cache_there_is_no_remote(redis_url: str, key_file: Path,
 def test_a_directory_that_can_not_be_written_is_a_miss(
     redis_url: str, key_file: Path, machine: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fxpool.codecache.remote.level import RemoteHit
+    from fxpool.codecache.remote.remote_level import RemoteHit
     from fxpool.errors import StoreError
 
     fxpool.configure(remote_cache=redis_url, remote_key_file=key_file)

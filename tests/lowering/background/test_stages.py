@@ -12,7 +12,7 @@ import torch
 from deadly import deadly
 
 import fxpool
-from fxpool.codecache.store import records
+from fxpool.codecache.store import small_records
 from fxpool.codecache.store.store import LocalStore
 from fxpool.errors import ConfigurationError, UnknownNameError, WorkerDiedError
 from fxpool.lowering.artifact import load
@@ -175,7 +175,7 @@ def test_a_stage_that_is_slower_is_not_kept_and_not_compiled_again(
         torch.testing.assert_close(run(X), graph(X))
     assert only()["stages"] == {0: "superseded", 1: "in use", 2: "slower"}
     keys = [str(one["key"]) for one in fxpool.stats()["graphs"]]
-    assert records.demoted.find(str(cache), keys[2]) == keys[1]
+    assert small_records.demoted.find(str(cache), keys[2]) == keys[1]
     anew()
     run = in_stages(**wanted)
     torch.testing.assert_close(run(X), graph(X))
@@ -185,7 +185,7 @@ def test_a_stage_that_is_slower_is_not_kept_and_not_compiled_again(
     torch.compile(graph, backend="fxpool", options=dict(SEPARATE))(X)
     assert fxpool.stats()["graphs"][-1]["outcome"] == "hit"
     LocalStore(str(cache)).clear()
-    assert records.demoted.find(str(cache), keys[2]) is None
+    assert small_records.demoted.find(str(cache), keys[2]) is None
 
 
 @pytest.mark.slow
@@ -196,11 +196,11 @@ def test_numbers_are_the_stages_own_where_one_is_left_out(shared_pool: Path, cac
     only()
     keys = [str(one["key"]) for one in fxpool.stats()["graphs"]]
     LocalStore(str(cache)).clear()
-    records.demoted.add(str(cache), keys[1], keys[0])
+    small_records.demoted.add(str(cache), keys[1], keys[0])
     anew()
     in_stages(mode="progressive+subprocess")(X)
     assert only()["stages"] == {0: "superseded", 2: "in use"}
-    records.demoted.add(str(cache), keys[2], keys[1])
+    small_records.demoted.add(str(cache), keys[2], keys[1])
     anew()
     in_stages(mode="progressive+subprocess")(X)
     assert fxpool.wait(0) == [] and fxpool.stats()["graphs"][-1]["stage"] == 0

@@ -15,13 +15,13 @@ from torch._inductor import compile_fx
 
 import fxpool
 from fxpool import counters
-from fxpool.codecache.store import records
+from fxpool.codecache.store import small_records
 from fxpool.codecache.store.store import LocalStore
 from fxpool.errors import CannotReturnError
 from fxpool.lowering.compiling import remote
 from fxpool.lowering.core.runtime import runtime
 from fxpool.pool import Job
-from fxpool.torch_compat.inductor import aot, inner
+from fxpool.torch_compat.inductor import aot, aot_graph
 
 KEY = "ab" * 32
 
@@ -102,7 +102,7 @@ def test_a_graph_s_own_error_is_no_level_s(workers: Workers, monkeypatch: pytest
         raise error
 
     workers.failing = {"aot": error, "fx": error}
-    monkeypatch.setattr(inner, "compile_as_torch_does", refuse)
+    monkeypatch.setattr(aot_graph, "compile_as_torch_does", refuse)
     monkeypatch.setattr(aot, "compile_graph", refuse)
     for expected in ({"aot": 1}, {}, {}):
         with pytest.raises(Exception, match="wrong graph"):
@@ -115,7 +115,7 @@ def test_a_shortage_here_says_nothing_about_the_graph(workers: Workers, monkeypa
         raise MemoryError("no memory at this moment")
 
     workers.failing["aot"] = RuntimeError("lost on the way")
-    monkeypatch.setattr(inner, "compile_as_torch_does", short)
+    monkeypatch.setattr(aot_graph, "compile_as_torch_does", short)
     monkeypatch.setattr(aot, "compile_graph", short)
     for _ in range(2):
         with pytest.raises(Exception, match="no memory"):
@@ -126,18 +126,18 @@ def test_a_shortage_here_says_nothing_about_the_graph(workers: Workers, monkeypa
 def test_records(tmp_path: Path) -> None:
     root = str(tmp_path / "c")
     store = LocalStore(root)
-    assert records.failed.find(root, KEY) is None
-    records.failed.add(root, KEY, "unpicklable")
-    assert records.failed.find(root, KEY) == "unpicklable"
+    assert small_records.failed.find(root, KEY) is None
+    small_records.failed.add(root, KEY, "unpicklable")
+    assert small_records.failed.find(root, KEY) == "unpicklable"
     long_ago = time.time() - 30 * 24 * 3600
     os.utime(tmp_path / "c" / "failed" / KEY, (long_ago, long_ago))
-    assert records.failed.find(root, KEY) == "unpicklable"
-    records.failed.add(root, KEY, f"{records.COMPILE_ERROR}CppCompileError")
-    assert records.failed.find(root, KEY)
+    assert small_records.failed.find(root, KEY) == "unpicklable"
+    small_records.failed.add(root, KEY, f"{small_records.COMPILE_ERROR}CppCompileError")
+    assert small_records.failed.find(root, KEY)
     os.utime(tmp_path / "c" / "failed" / KEY, (long_ago, long_ago))
-    assert records.failed.find(root, KEY) is None, "it may have been for want of something"
-    records.failed.add(root, KEY, "unpicklable")
+    assert small_records.failed.find(root, KEY) is None, "it may have been for want of something"
+    small_records.failed.add(root, KEY, "unpicklable")
     store.clear()
-    assert records.failed.find(root, KEY) is None
+    assert small_records.failed.find(root, KEY) is None
     with pytest.raises(ValueError, match="is not a key"):
-        records.failed.add(root, "../x", "unpicklable")
+        small_records.failed.add(root, "../x", "unpicklable")

@@ -18,8 +18,8 @@ from capturing import captured, complete
 import fxpool
 from fxpool import config, notices
 from fxpool.codecache.bundle.authentication import Keyring, new_key
-from fxpool.codecache.key import builds
-from fxpool.codecache.remote import values
+from fxpool.codecache.key import build_digests
+from fxpool.codecache.remote import remote_values
 from fxpool.codecache.store.store import FRESH
 from fxpool.errors import (
     ConfigurationError,
@@ -185,7 +185,7 @@ def test_a_sealed_request(key: Path, request_of_sines: CompileRequest, monkeypat
     part = farm.away(request, "flight", payload, config.current())
     assert (part.farm, part.function, part.wait) == (FARM, AWAY_JOB, 7.0)
     assert part.environment == {"TORCHINDUCTOR_X": "1", "TRITON_DEBUG": "1"}, "paths and passwords stay here"
-    assert part.builds == builds.digests(request.toolchain_dir)
+    assert part.builds == build_digests.digests(request.toolchain_dir)
     keyring = Keyring.load(key)
     assert keyring.open(request_name(part.key), part.seal + payload) == payload
     for name, data in ((request_name("other"), payload), (result_name(part.key), payload), (part.key, payload[:-1])):
@@ -205,13 +205,13 @@ def test_equal_flights_have_equal_keys(key: Path, request_of_sines: CompileReque
 def test_code_for_devices_needs_no_builds_of_the_processor(key: Path, request_of_sines: CompileRequest) -> None:
     device: Any = object()
     part = farm.away(dataclasses.replace(request_of_sines, devices=(device,)), "flight", b"", config.current())
-    everything = builds.digests(request_of_sines.toolchain_dir)
-    assert part.builds == builds.digests(request_of_sines.toolchain_dir, cpp=False)
+    everything = build_digests.digests(request_of_sines.toolchain_dir)
+    assert part.builds == build_digests.digests(request_of_sines.toolchain_dir, cpp=False)
     assert part.builds.items() < everything.items()
 
 
 def sealed(path: Path, name: str, content: bytes) -> bytes:
-    return values.pack(Keyring.load(path), name, content)
+    return remote_values.pack(Keyring.load(path), name, content)
 
 
 @pytest.mark.parametrize("content", [b"", b"short", b"long " * 10_000])
@@ -383,7 +383,7 @@ def test_a_machine_runs_an_order(played: PlayedPool, key: Path) -> None:
         assert 0 <= answer.seconds < LIMIT
         facts = this.announced("tcp://m")
         assert (facts.name, facts.address, facts.slots, facts.jobs) == (this.name, "tcp://m", 3, 0)
-        assert facts.builds == builds.digests(runtime.toolchain_directory(runtime.store()))
+        assert facts.builds == build_digests.digests(runtime.toolchain_directory(runtime.store()))
     ((sent, spec),) = [(sent, spec) for function, sent, spec in played.jobs if function == AWAY_JOB]
     assert (sent.seal, sent.request, sent.key_file) == (b"seal", b"request", str(key))
     assert sent.builds == {"torch": "1"}

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from fxpool.lowering.compiling import turns
+from fxpool.lowering.compiling import graph_leases
 
 
 def test_patience_is_twice_the_longest_of_the_last_compiles() -> None:
-    durations = turns._Durations()
+    durations = graph_leases._Durations()
     assert durations.patience() == 30.0
     durations.add(0.5)
     assert durations.patience() == 30.0, "a small graph says nothing about the next one"

@@ -10,8 +10,8 @@ from programs import Programs
 from tiers import first_tier
 
 from fxpool.errors import CorruptEntryError
-from fxpool.lowering.cpp.built import BuiltLibraries
-from fxpool.lowering.worker import wrapper
+from fxpool.lowering.cpp.built_libraries import BuiltLibraries
+from fxpool.lowering.worker import wrapper_linking
 from fxpool.torch_compat.cpp import cpp_wrappers
 
 # `seen` has the programs that this process started.
@@ -56,14 +56,14 @@ def _told(source: str = "int f();") -> dict[str, Any]:
 
 
 def test_an_entry_takes_the_place_of_its_source() -> None:
-    linked = wrapper.link(GENERATED, "<w>", {}, built={cpp_wrappers.digest((), _told()): "e0"})
+    linked = wrapper_linking.link(GENERATED, "<w>", {}, built={cpp_wrappers.digest((), _told()): "e0"})
     assert linked.built == 1
     assert not linked.unlinked
     assert b"int f" not in linked.code
 
 
 def test_another_source_keeps_torchs_loader() -> None:
-    linked = wrapper.link(GENERATED, "<w>", {}, built={cpp_wrappers.digest((), _told("int g();")): "e0"})
+    linked = wrapper_linking.link(GENERATED, "<w>", {}, built={cpp_wrappers.digest((), _told("int g();")): "e0"})
     assert linked.built == 0
     assert linked.unlinked
 

@@ -17,7 +17,7 @@ import torch
 from processes import HERE, run_python
 
 import fxpool
-from fxpool.codecache.key import system
+from fxpool.codecache.key import system_facts
 from fxpool.lowering.cpp import cpu_tuning
 from fxpool.torch_compat.cpp import timed_choices
 from fxpool.torch_compat.cpp.timed_choices import Selection
@@ -74,13 +74,13 @@ def test_another_processor_or_configuration_has_other_times(tools: str, monkeypa
     monkeypatch.setattr(torch, "get_num_threads", lambda: 97)
     assert times(tools).find(ASKED) is None
     monkeypatch.undo()
-    monkeypatch.setattr(system, "processor", lambda: {"model name": "another"})
+    monkeypatch.setattr(system_facts, "processor", lambda: {"model name": "another"})
     assert times(tools).find(ASKED) is None
 
 
 def test_a_processor_is_told_by_what_computes() -> None:
-    facts = system.processor()
-    assert facts == system.processor() and int(facts["cores"]) >= 1
+    facts = system_facts.processor()
+    assert facts == system_facts.processor() and int(facts["cores"]) >= 1
 
 
 @pytest.mark.parametrize("found", [{"template": math.inf}, {}])

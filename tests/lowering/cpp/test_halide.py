@@ -15,7 +15,7 @@ from programs import Programs
 import fxpool
 from fxpool.codecache.key import source_toolchain
 from fxpool.errors import NoHalideError
-from fxpool.lowering.cpp.built import BuiltLinking
+from fxpool.lowering.cpp.built_libraries import BuiltLinking
 from fxpool.torch_compat.cpp import source_kernels
 from fxpool.torch_compat.cpp.source_kernels import Built
 

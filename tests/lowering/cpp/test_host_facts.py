@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fxpool.codecache.key import system, toolchain
+from fxpool.codecache.key import system_facts, toolchain
 from fxpool.lowering.cpp import host_facts
 from fxpool.torch_compat.cpp.instruction_sets import InstructionSet
 
@@ -18,8 +18,8 @@ class Host:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.cpu = "one"
         self.probes: list[str] = []
-        real = dict(system.system_facts())
-        monkeypatch.setattr(system, "system_facts", lambda root: {**real, "cpu": self.cpu})
+        real = dict(system_facts.system_facts())
+        monkeypatch.setattr(system_facts, "system_facts", lambda root: {**real, "cpu": self.cpu})
         monkeypatch.setattr(host_facts, "_probe", self._probe)
 
     def _probe(self, toolchain_dir: str | None) -> list[InstructionSet]:

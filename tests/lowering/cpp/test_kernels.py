@@ -13,15 +13,15 @@ import torch
 
 from fxpool.lowering.cpp import kernels
 from fxpool.lowering.cpp.library import Library
-from fxpool.torch_compat.cpp import commands, instruction_sets
+from fxpool.torch_compat.cpp import compile_commands, instruction_sets
 
 Link = Callable[..., Any]
 TYPES = ["const float*", "float*", "const int64_t"]
 
 
-def kernel(body: str, before: str = "") -> commands.CollectedKernel:
+def kernel(body: str, before: str = "") -> compile_commands.CollectedKernel:
     source = f'{before}\nextern "C" void kernel(const float* in, float* out, const int64_t n) {{\n{body}\n}}\n'
-    return commands.CollectedKernel(TYPES, source)
+    return compile_commands.CollectedKernel(TYPES, source)
 
 
 def each(expression: str) -> str:
@@ -31,10 +31,10 @@ def each(expression: str) -> str:
 @pytest.fixture
 def link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Link]:
     """Link kernels in up to `units` units; gives the functions, in the order of the kernels."""
-    monkeypatch.setattr(commands, "HEADER", "#include <cstdint>")
+    monkeypatch.setattr(compile_commands, "HEADER", "#include <cstdint>")
     submit, end = kernels.in_threads(2)
 
-    def run(*collected: commands.CollectedKernel, units: int = 2) -> list[Any]:
+    def run(*collected: compile_commands.CollectedKernel, units: int = 2) -> list[Any]:
         with instruction_sets.instruction_sets_known(instruction_sets.candidates()):
             linking = kernels.Linking(submit, units=lambda: units, toolchain_dir=None, patient=True)
             for number, one in enumerate(collected):

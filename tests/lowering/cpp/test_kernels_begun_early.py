@@ -15,16 +15,16 @@ import torch
 
 from fxpool.lowering.cpp import kernels
 from fxpool.lowering.cpp.unit_source import function_name
-from fxpool.torch_compat.cpp import commands, instruction_sets
+from fxpool.torch_compat.cpp import compile_commands, instruction_sets
 from fxpool.torch_compat.inductor import aot, output_code
 
 TYPES = ["const float*", "float*", "const int64_t"]
 
 
-def kernel(expression: str, length: int = 0) -> commands.CollectedKernel:
+def kernel(expression: str, length: int = 0) -> compile_commands.CollectedKernel:
     body = f"for (int64_t i = 0; i < n; i++) out[i] = {expression};"
     source = f'extern "C" void kernel(const float* in, float* out, const int64_t n) {{ {body} }}\n'
-    return commands.CollectedKernel(TYPES, source + "/" * 2 + "-" * length + "\n")
+    return compile_commands.CollectedKernel(TYPES, source + "/" * 2 + "-" * length + "\n")
 
 
 class Jobs:
@@ -71,7 +71,7 @@ def jobs() -> Jobs:
 @pytest.fixture
 def linking(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> Made:
     """A library in the making, with a header of the test's own because Inductor's takes seconds to read."""
-    monkeypatch.setattr(commands, "HEADER", "#include <cstdint>")
+    monkeypatch.setattr(compile_commands, "HEADER", "#include <cstdint>")
 
     def make(units: int, *, tools: str | None = None) -> kernels.Linking:
         return kernels.Linking(jobs.submit, units=lambda: units, toolchain_dir=tools, patient=tools is not None)
@@ -148,15 +148,15 @@ def test_what_no_key_covers_is_noted(linking: Made, jobs: Jobs, monkeypatch: pyt
         made = linking(2)
         made.take([kernel("in[i]")], True)
         assert not made.unlisted
-        made.take([commands.CollectedKernel(["int*"], "#include <bit>\nvoid kernel(int* out) {}")], True)
+        made.take([compile_commands.CollectedKernel(["int*"], "#include <bit>\nvoid kernel(int* out) {}")], True)
         assert made.unlisted == {"bit"}
-        original = commands.Command.compile
+        original = compile_commands.Command.compile
 
-        def compile_otherwise(self: commands.Command, path: str, name: str) -> tuple[list[str], str]:
+        def compile_otherwise(self: compile_commands.Command, path: str, name: str) -> tuple[list[str], str]:
             words, target = original(self, path, name)
             return [*words, "-DNEW"], target
 
-        monkeypatch.setattr(commands.Command, "compile", compile_otherwise)
+        monkeypatch.setattr(compile_commands.Command, "compile", compile_otherwise)
         made.take([kernel("in[i] + 1")], True)
         assert made.unlisted == {"bit", "-DNEW"}
         jobs.end()
@@ -188,14 +188,14 @@ def test_what_begins_early_is_what_the_modules_call(training: bool, dtype: torch
     """A source that was read otherwise would be compiled twice, and waited for."""
     seen: list[tuple[str, str]] = []
 
-    def digest(one: commands.CollectedKernel) -> str:
+    def digest(one: compile_commands.CollectedKernel) -> str:
         return output_code.kernel_digest(one.argument_types, one.source)
 
     def collect(module: object, last: bool) -> None:
         seen.extend(("called", digest(one)) for one in module)  # type: ignore[attr-defined]
 
     def backend(gm: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable[..., object]:
-        with commands.collecting(collect, lambda one: seen.append(("begun", digest(one)))):
+        with compile_commands.collecting(collect, lambda one: seen.append(("begun", digest(one)))):
             aot.compile_graph(gm, inputs, keep_result=True)
         return gm.forward
 
@@ -212,10 +212,10 @@ def test_what_begins_early_is_what_the_modules_call(training: bool, dtype: torch
 
 
 def test_other_definitions_are_left_alone() -> None:
-    assert commands.defined_kernel("async_compile.triton('a', '''b''')") is None
-    assert commands.defined_kernel("async_compile.cpp_pybinding(types, source)") is None
-    assert commands.defined_kernel("async_compile.cpp_pybinding(['int'], r'''") is None
-    defined = commands.defined_kernel("async_compile.cpp_pybinding(['int'], r'''\n  \n a\\n'''\n)\n")
+    assert compile_commands.defined_kernel("async_compile.triton('a', '''b''')") is None
+    assert compile_commands.defined_kernel("async_compile.cpp_pybinding(types, source)") is None
+    assert compile_commands.defined_kernel("async_compile.cpp_pybinding(['int'], r'''") is None
+    defined = compile_commands.defined_kernel("async_compile.cpp_pybinding(['int'], r'''\n  \n a\\n'''\n)\n")
     assert defined is not None and (defined.argument_types, defined.source) == (["int"], "\n\n a\\n")
 
 

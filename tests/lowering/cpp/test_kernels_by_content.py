@@ -19,16 +19,16 @@ from fxpool.codecache.store.kernel_files import KernelFiles
 from fxpool.codecache.store.store import LocalStore
 from fxpool.lowering.cpp import kernels
 from fxpool.lowering.cpp.library import Library
-from fxpool.torch_compat.cpp import commands, instruction_sets
+from fxpool.torch_compat.cpp import compile_commands, instruction_sets
 from fxpool.torch_compat.inductor.output_code import kernel_digest
 
 TYPES = ["const float*", "float*", "const int64_t"]
 
 
-def kernel(expression: str, before: str = "") -> commands.CollectedKernel:
+def kernel(expression: str, before: str = "") -> compile_commands.CollectedKernel:
     body = f"for (int64_t i = 0; i < n; i++) out[i] = {expression};"
     source = f'{before}\nextern "C" void kernel(const float* in, float* out, const int64_t n) {{ {body} }}\n'
-    return commands.CollectedKernel(TYPES, source)
+    return compile_commands.CollectedKernel(TYPES, source)
 
 
 class Graphs:
@@ -56,7 +56,7 @@ class Graphs:
         return self.run_kernels([kernel(one) for one in expressions], conditions, units, keep)
 
     def run_kernels(
-        self, collected: list[commands.CollectedKernel], conditions: str = "", units: int = 1, keep: bool = True
+        self, collected: list[compile_commands.CollectedKernel], conditions: str = "", units: int = 1, keep: bool = True
     ) -> list[float]:
         self.compiled.clear()
         linking = self.linking(conditions, units)
@@ -80,7 +80,7 @@ class Graphs:
 
 @pytest.fixture
 def graphs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Graphs]:
-    monkeypatch.setattr(commands, "HEADER", "#include <cstdint>")
+    monkeypatch.setattr(compile_commands, "HEADER", "#include <cstdint>")
     with instruction_sets.instruction_sets_known(instruction_sets.candidates()):
         yield Graphs(LocalStore(str(tmp_path / "store")), tmp_path)
 

@@ -12,10 +12,10 @@ import fxpool
 from fxpool.codecache.key import headers, source_toolchain
 from fxpool.lowering.core.attempt import Destination
 from fxpool.lowering.request import capture
-from fxpool.lowering.request.captured import Captured
-from fxpool.lowering.request.placement import Placement
+from fxpool.lowering.request.captured_graph import Captured
+from fxpool.lowering.request.device_placement import Placement
 from fxpool.lowering.worker import compiler
-from fxpool.torch_compat.cpp import included
+from fxpool.torch_compat.cpp import included_headers
 from fxpool.torch_compat.cuda.common_devices import COMMON
 
 
@@ -27,7 +27,7 @@ def test_a_graph_that_includes_another_header_is_not_kept(cache: Path, monkeypat
 
     compiled = torch.compile(function, backend="fxpool", options={"mode": "serialize"})
     with monkeypatch.context() as context:
-        context.setattr(included, "unasked", lambda source: {"mine.h"} if "sin(" in source else set())
+        context.setattr(included_headers, "unasked", lambda source: {"mine.h"} if "sin(" in source else set())
         x = torch.rand(8)
         torch.testing.assert_close(compiled(x), function(x))
     stats = fxpool.stats()

@@ -14,7 +14,7 @@ from processes import run_python
 from fxpool.codecache.key import headers
 from fxpool.lowering.cpp import kernels, precompiled_header
 from fxpool.pool.host import runtime_dir
-from fxpool.torch_compat.cpp import commands, instruction_sets
+from fxpool.torch_compat.cpp import compile_commands, instruction_sets
 
 ODD = "a b 'c\" %d é:$HOME #x;"
 PROGRAM = """
@@ -36,7 +36,7 @@ def toolchain_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     include.mkdir()
     (include / "mi ne.h").write_text("#include <Python.h>\ninline int seven() { return 7; }\n")
     monkeypatch.setenv("CPATH", str(include))
-    monkeypatch.setattr(commands, "HEADER", "#include <mi ne.h>")
+    monkeypatch.setattr(compile_commands, "HEADER", "#include <mi ne.h>")
     (tmp_path / ODD).mkdir()
     return tmp_path / ODD
 
@@ -63,7 +63,7 @@ def test_a_unit_is_compiled_and_linked_where_temporary_files_go(
     with instruction_sets.instruction_sets_known(instruction_sets.candidates()):
         submit, end = kernels.in_threads(1)
         linking = kernels.Linking(submit, units=lambda: 1, toolchain_dir=None, patient=True)
-        kernel = commands.CollectedKernel(["int*"], 'extern "C" void kernel(int* out) { *out = seven(); }')
+        kernel = compile_commands.CollectedKernel(["int*"], 'extern "C" void kernel(int* out) { *out = seven(); }')
         linking.take([kernel], True)
         library = linking.library()
         end()

@@ -17,9 +17,9 @@ from torch._inductor import codecache
 from torch._inductor.async_compile import AsyncCompile
 
 from fxpool.lowering.cpp import kernels
-from fxpool.lowering.cpp.built import BuiltLibraries, BuiltLinking
+from fxpool.lowering.cpp.built_libraries import BuiltLibraries, BuiltLinking
 from fxpool.lowering.cpp.library import Library
-from fxpool.torch_compat.cpp import commands, cpp_wrappers
+from fxpool.torch_compat.cpp import compile_commands, cpp_wrappers
 
 LIBRARY = 'extern "C" int kernel(int* values) { values[0] += 1; return 0; }'
 BINDINGS = """
@@ -80,10 +80,10 @@ def test_kernels_with_python_bindings(tmp_path: Path) -> None:
     submit, end = kernels.in_threads(1)
     linking = kernels.Linking(submit, units=lambda: 1, toolchain_dir=None, patient=False)
     try:
-        with commands.collecting(linking.take, linking.begin):
+        with compile_commands.collecting(linking.take, linking.begin):
             made = AsyncCompile().cpp_pybinding(["float*"], BINDINGS)
             AsyncCompile().wait({})
-        assert isinstance(made, commands.CollectedKernel)
+        assert isinstance(made, compile_commands.CollectedKernel)
         data = linking.library()
         assert data is not None
         path = tmp_path / "kernels.so"

@@ -22,7 +22,7 @@ from fxpool.codecache.key import headers, toolchain
 from fxpool.doctor import host as doctor
 from fxpool.doctor.findings import OK, Finding
 from fxpool.lowering.cpp import host_facts, precompiled_header
-from fxpool.torch_compat.cpp import commands, instruction_sets
+from fxpool.torch_compat.cpp import compile_commands, instruction_sets
 
 
 @pytest.fixture
@@ -31,11 +31,11 @@ def toolchain_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     include.mkdir(parents=True)
     (include / "mine.h").write_text("inline int seven() { return 7; }\n")
     monkeypatch.setenv("CPATH", str(include))
-    monkeypatch.setattr(commands, "HEADER", "#include <mine.h>")
+    monkeypatch.setattr(compile_commands, "HEADER", "#include <mine.h>")
     return include.parent
 
 
-def made(toolchain_dir: Path) -> tuple[commands.Command, Path | None]:
+def made(toolchain_dir: Path) -> tuple[compile_commands.Command, Path | None]:
     with instruction_sets.instruction_sets_known(instruction_sets.candidates()):
         command = precompiled_header.command(str(toolchain_dir))
     compiled = list((toolchain_dir / "headers").glob("*.gch"))
@@ -43,7 +43,7 @@ def made(toolchain_dir: Path) -> tuple[commands.Command, Path | None]:
     return command, compiled[0] if compiled else None
 
 
-def seven_from(command: commands.Command, directory: Path) -> str:
+def seven_from(command: compile_commands.Command, directory: Path) -> str:
     """What g++ says it read, compiling a kernel that only the header makes possible."""
     source = directory / "kernel.cpp"
     source.write_text('extern "C" int eight() { return seven() + 1; }\n')

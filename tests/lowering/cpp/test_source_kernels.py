@@ -27,10 +27,10 @@ from torch.utils import cpp_extension
 from fxpool.codecache.key import source_toolchain
 from fxpool.codecache.store import catalogue
 from fxpool.codecache.store.store import LocalStore
-from fxpool.lowering.artifact.content import content_of
+from fxpool.lowering.artifact.entry_content import content_of
 from fxpool.lowering.artifact.entry_parts import generated_code
 from fxpool.lowering.cpp import source_builds
-from fxpool.lowering.worker import wrapper
+from fxpool.lowering.worker import wrapper_linking
 from fxpool.torch_compat.cpp import source_compilers, source_kernels
 
 NVCC = shutil.which("nvcc")
@@ -324,10 +324,10 @@ def call_of(text: str) -> ast.Call:
 def test_a_library_takes_the_place_of_its_source() -> None:
     digest = source_kernels.generated_digest(call_of("async_compile.cuda(r'''int f();''', 'so', aot_compile=False)"))
     assert digest is not None
-    linked = wrapper.link(GENERATED, "<w>", {}, built={digest: "t0"})
+    linked = wrapper_linking.link(GENERATED, "<w>", {}, built={digest: "t0"})
     assert linked.built == 1 and not linked.unlinked
     assert b"int f" not in linked.code
-    other = wrapper.link(GENERATED, "<w>", {}, built={digest[::-1]: "t0"})
+    other = wrapper_linking.link(GENERATED, "<w>", {}, built={digest[::-1]: "t0"})
     assert other.built == 0 and other.unlinked == ["async_compile.cuda"]
 
 

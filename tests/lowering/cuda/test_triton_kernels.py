@@ -28,11 +28,11 @@ from fxpool.codecache.store.entry import Entry
 from fxpool.codecache.store.kernel_files import KernelFiles
 from fxpool.codecache.store.store import LocalStore
 from fxpool.lowering.artifact import entry_parts
-from fxpool.lowering.artifact.content import Content, Effects
+from fxpool.lowering.artifact.entry_content import Content, Effects
 from fxpool.lowering.cuda import triton_kernels
 from fxpool.lowering.cuda.triton_kernels import Candidate, Kernel, TritonLinking
 from fxpool.lowering.cuda.triton_library import Choices, TritonLibrary
-from fxpool.lowering.worker import wrapper
+from fxpool.lowering.worker import wrapper_linking
 from fxpool.torch_compat.inductor import output_code
 from fxpool.torch_compat.triton import triton_compile, triton_launch
 
@@ -383,8 +383,8 @@ def call(args):
     first.run(args, stream=1)
 """
     names = {output_code.kernel_digest(["first"], "one"): "t0", output_code.kernel_digest(["second"], "two"): "t1"}
-    linked = wrapper.link(text, "<w>", {}, names)
+    linked = wrapper_linking.link(text, "<w>", {}, names)
     assert (linked.triton, linked.kernels, linked.unlinked) == (2, 0, [])
-    partly = wrapper.link(text, "<w>", {}, {output_code.kernel_digest(["first"], "one"): "t0"})
+    partly = wrapper_linking.link(text, "<w>", {}, {output_code.kernel_digest(["first"], "one"): "t0"})
     assert partly.triton == 1
     assert partly.unlinked == ["async_compile.triton"]

@@ -28,7 +28,7 @@ from capturing import captured, complete
 from processes import HERE, run_python
 from triton_place import path_with_triton
 
-from fxpool.lowering.artifact.content import Decisions
+from fxpool.lowering.artifact.entry_content import Decisions
 from fxpool.lowering.cuda import autotune
 from fxpool.torch_compat.cuda.common_devices import COMMON
 from fxpool.torch_compat.cuda.device_answers import UnansweredError

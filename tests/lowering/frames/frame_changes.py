@@ -28,8 +28,8 @@ import torch
 from frame_kinds import KINDS
 from frame_programs import Kind, Together
 
-from fxpool.frames import making, record, serving
-from fxpool.torch_compat.frames import converting
+from fxpool.frames import record, record_making, serving
+from fxpool.torch_compat.frames import frame_conversion
 from fxpool.torch_compat.frames.recording import Recorder
 
 
@@ -45,7 +45,7 @@ class Shelf:
         self.said: list[str] = []
         self.missed = 0
 
-    def around(self, call: converting.Call, trace: Callable[[Recorder | None], Any]) -> Any:
+    def around(self, call: frame_conversion.Call, trace: Callable[[Recorder | None], Any]) -> Any:
         try:
             key = serving.key_of(call, serving.attempt_for(None))
         except serving.REFUSALS as error:
@@ -67,7 +67,7 @@ class Shelf:
             }
             self.said.append("served")
             defined = {**fitted.defined, **graphs, **record.rests(kept, fitted, call)}
-            return converting.hand_over(call, fitted.code, fitted.built.manager, defined)
+            return frame_conversion.hand_over(call, fitted.code, fitted.built.manager, defined)
         if not self._tracing:
             self.missed += 1
             if "served" in self.said:
@@ -85,8 +85,8 @@ class Shelf:
             return name, ""
 
         try:
-            made = making.make(call, recorder, entry_of)
-        except making.RefusedError as error:
+            made = record_making.make(call, recorder, entry_of)
+        except record_making.RefusedError as error:
             self.said.append(f"not kept: {error}")
             return answer
         (self._folder / f"{key}.{number:03}.record").write_bytes(msgspec.msgpack.encode(made))
@@ -138,7 +138,7 @@ def run(kind: Kind | Together, folder: Path, *, changed: bool, tracing: bool) ->
     """Run a kind's program: with Dynamo and records in `folder`, and without both."""
     shelf = Shelf(folder, tracing)
     with program(kind, folder, changed=changed) as (function, inputs, want):
-        converting.surround(shelf.around)
+        frame_conversion.surround(shelf.around)
         try:
             got = outcome(torch.compile(function, backend=_as_captured, dynamic=False), inputs)
         except MissedError:

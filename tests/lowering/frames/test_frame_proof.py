@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from fxpool.torch_compat.frames import plain, tree
+from fxpool.torch_compat.frames import guard_tree, plain_sources
 
 
 class Manager:
@@ -22,22 +22,22 @@ class Manager:
         return lambda *_: self.called.append(name)
 
 
-def repeated(check: tree.Check, value: Any) -> list[str]:
+def repeated(check: guard_tree.Check, value: Any) -> list[str]:
     manager = Manager()
-    tree.repeat(check, manager, value, lambda one: f"<{one}>", lambda *_: None, of_module=False)
+    guard_tree.repeat(check, manager, value, lambda one: f"<{one}>", lambda *_: None, of_module=False)
     return manager.called
 
 
-def passes(check: tree.Check, value: Any) -> bool:
+def passes(check: guard_tree.Check, value: Any) -> bool:
     try:
         repeated(check, value)
-    except tree.TreeDiffersError:
+    except guard_tree.TreeDiffersError:
         return False
     return True
 
 
 def written(*values: Any) -> list[Any]:
-    return [plain.Writer().write(value) for value in values]
+    return [plain_sources.Writer().write(value) for value in values]
 
 
 HAS_HOOKS = SimpleNamespace(_forward_hooks={1: print})
@@ -71,16 +71,18 @@ CHECKS: list[tuple[str, str, Any, Any, list[Any]]] = [
 def test_a_check_passes_its_value_and_no_other(
     method: str, kind: str, data: Any, value: Any, others: list[Any]
 ) -> None:
-    check = tree.Check(1, method, kind, data, ["text"], 1)
+    check = guard_tree.Check(1, method, kind, data, ["text"], 1)
     assert repeated(check, value) == ([method] if method else [])
     assert [other for other in others if passes(check, other)] == []
-    flips = [*tree.flips(check)]
+    flips = [*guard_tree.flips(check)]
     assert flips and not any(passes(flip, value) for flip in flips)
 
 
-def tensor_check(tensor: torch.Tensor, sizes: list[int | None], strides: list[int | None]) -> tree.Check:
-    facts = tree.tensor_facts(tensor, lambda one: f"<{one}>", of_module=False)
-    return tree.Check(1, tree.TENSOR, "tensor", [*written(sizes, strides, "x"), ["type", None], facts], ["text"], 3)
+def tensor_check(tensor: torch.Tensor, sizes: list[int | None], strides: list[int | None]) -> guard_tree.Check:
+    facts = guard_tree.tensor_facts(tensor, lambda one: f"<{one}>", of_module=False)
+    return guard_tree.Check(
+        1, guard_tree.TENSOR, "tensor", [*written(sizes, strides, "x"), ["type", None], facts], ["text"], 3
+    )
 
 
 def test_a_tensor_is_compared_with_all_that_tracing_reads() -> None:
@@ -101,14 +103,16 @@ def test_a_tensor_is_compared_with_all_that_tracing_reads() -> None:
     }
     assert passes(check, tensor) and passes(check, torch.zeros(5, 8))
     assert [name for name, other in others.items() if passes(check, other)] == []
-    flips = [*tree.flips(check)]
+    flips = [*guard_tree.flips(check)]
     assert len(flips) == 7 and not any(passes(flip, tensor) for flip in flips)
 
 
 def test_tensors_that_are_one_or_share_memory_are_told() -> None:
     one = torch.zeros(4)
-    managers = [tree.Manager(0, "framelocals_manager", ["tuple", name, 0], name, "GUARD_MANAGER") for name in "abc"]
-    shared = tree.Tree(managers).shared
+    managers = [
+        guard_tree.Manager(0, "framelocals_manager", ["tuple", name, 0], name, "GUARD_MANAGER") for name in "abc"
+    ]
+    shared = guard_tree.Tree(managers).shared
     assert shared([None, one, torch.zeros(4), torch.ones(4)]) == []
     assert shared([None, one, one, torch.ones(4)]) == ["one memory: a, b", "one tensor: a, b"]
     assert shared([None, one, torch.ones(4), one.view(2, 2)]) == ["one memory: a, c"]
@@ -117,6 +121,6 @@ def test_tensors_that_are_one_or_share_memory_are_told() -> None:
 def test_a_source_that_is_an_import_is_read_outside_a_trace() -> None:
     with torch._guards.tracing(torch._guards.TracingContext(None)):
         source = torch._dynamo.source.AttrSource(torch._dynamo.source.ImportSource("math"), "pi")
-    writer = plain.Writer()
+    writer = plain_sources.Writer()
     data = writer.write(source)
-    assert plain.Reader(writer.table).read(data) == source
+    assert plain_sources.Reader(writer.table).read(data) == source

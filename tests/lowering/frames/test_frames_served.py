@@ -185,7 +185,7 @@ def test_what_is_refused_has_a_name(shared_pool: Path, cache: Path, settings: di
     ("broken", "counted"),
     [
         ("from fxpool.frames import serving\nserving.key_of = None", {"error:TypeError": 1}),
-        ("from fxpool.frames import making\nmaking.make = None", {"traced": 1, "error:TypeError": 1}),
+        ("from fxpool.frames import record_making\nrecord_making.make = None", {"traced": 1, "error:TypeError": 1}),
     ],
     ids=["lookup", "record"],
 )

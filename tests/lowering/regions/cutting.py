@@ -12,8 +12,8 @@ from torch import nn
 
 from fxpool.lowering.regions import cut as regions_cut
 from fxpool.lowering.regions import plan
+from fxpool.lowering.regions.cut_points import TracedGraph, UncuttableError
 from fxpool.lowering.regions.pieces import Piece
-from fxpool.lowering.regions.traced import TracedGraph, UncuttableError
 
 WIDTH = 16
 

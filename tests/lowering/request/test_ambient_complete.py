@@ -24,8 +24,8 @@ from torch_state import CannotSetError, Flip
 
 from fxpool.errors import CannotTravelError, NoHalideError
 from fxpool.lowering.core.attempt import Destination
-from fxpool.lowering.request import ambient, capture
-from fxpool.torch_compat.state import config_decisions, switches
+from fxpool.lowering.request import ambient_state, capture
+from fxpool.torch_compat.state import config_decisions, global_state
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -93,7 +93,7 @@ def undecided(names: Iterable[str], outcomes: dict[str, set[str]], allowed: Call
 def is_allowed(name: str) -> bool:
     """Whether there is a reason why a key need not change; of what can't be set here, the record is looked at."""
     if name in switch_decisions.RECORDED:
-        return switch_decisions.RECORDED[name] in switches.TABLE
+        return switch_decisions.RECORDED[name] in global_state.TABLE
     return name in switch_decisions.ALLOWED or name.startswith(tuple(switch_decisions.ALLOWED_PREFIXES))
 
 
@@ -208,39 +208,39 @@ def test_whatever_is_captured_can_be_entered_again() -> None:
     for flip in list(settable()):
         if flip.name in switch_decisions.ALLOWED or "dispatch_key" in flip.name:
             continue
-        plain = switches.capture()
+        plain = global_state.capture()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
                 with flip.enter():
-                    changed = switches.capture()
+                    changed = global_state.capture()
             except CannotSetError:
                 continue
-        assert switches.capture() == plain, flip.name
-        with switches.entered(changed):
-            here = switches.capture()
+        assert global_state.capture() == plain, flip.name
+        with global_state.entered(changed):
+            here = global_state.capture()
             assert {name for name in changed if here.get(name) != changed[name]} == set(), flip.name
             entered += changed != plain
-        assert switches.capture() == plain, f"{flip.name} was not put back"
+        assert global_state.capture() == plain, f"{flip.name} was not put back"
     assert entered > 80
 
 
 def test_states_that_are_set_once() -> None:
     """Those that can't be set here are read from the record: another value is another key."""
-    once = {name for name, (_, write) in switches.TABLE.items() if write is None}
+    once = {name for name, (_, write) in global_state.TABLE.items() if write is None}
     assert once == {"flash_implementation", "private_device", "process_group"}
     in_a_backend(lambda now: _records_are_in_keys())
 
 
 def _records_are_in_keys() -> None:
-    state = ambient.capture(before_autograd=True)
-    plain = ambient.key_parts(state)
-    for name in switches.TABLE:
+    state = ambient_state.capture(before_autograd=True)
+    plain = ambient_state.key_parts(state)
+    for name in global_state.TABLE:
         if name in state.switches and name != "default_device":
             before, state.switches[name] = state.switches[name], "another"
-            assert ambient.key_parts(state) != plain, name
+            assert ambient_state.key_parts(state) != plain, name
             state.switches[name] = before
-    assert ambient.key_parts(state) == plain
+    assert ambient_state.key_parts(state) == plain
 
 
 # Entries of Dynamo's that other parts of torch read, and whose reasons in `config_decisions` hold there as well.

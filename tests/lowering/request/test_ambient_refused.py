@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fxpool.errors import CannotTravelError
-from fxpool.lowering.request import ambient
+from fxpool.lowering.request import ambient_state
 from fxpool.torch_compat.state import thread_state
 
 
@@ -72,11 +72,11 @@ CIRCUMSTANCES: dict[str, tuple[str, Callable[[], AbstractContextManager[Any]]]] 
 @pytest.mark.parametrize("name", sorted(CIRCUMSTANCES))
 def test_what_only_this_thread_has_is_refused(name: str) -> None:
     reason, circumstance = CIRCUMSTANCES[name]
-    ambient.capture(before_autograd=True)
+    ambient_state.capture(before_autograd=True)
     with circumstance(), pytest.raises(CannotTravelError) as refused:
-        ambient.capture(before_autograd=True)
+        ambient_state.capture(before_autograd=True)
     assert refused.value.reason == reason
-    ambient.capture(before_autograd=True)
+    ambient_state.capture(before_autograd=True)
 
 
 @pytest.mark.parametrize(
@@ -96,5 +96,5 @@ def test_what_is_captured_is_not_refused(circumstance: Callable[[], AbstractCont
 def test_a_default_tensor_type_of_a_device_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch._C, "_get_default_device", lambda: "cuda")  # setting it needs the device
     with pytest.raises(CannotTravelError) as refused:
-        ambient.capture(before_autograd=True)
+        ambient_state.capture(before_autograd=True)
     assert refused.value.reason == "default_tensor_type"

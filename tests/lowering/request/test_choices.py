@@ -18,10 +18,10 @@ from torch._inductor.choices import InductorChoices
 from torch._inductor.virtualized import V
 
 import fxpool
-from fxpool.codecache.key import configured
+from fxpool.codecache.key import configured_code
 from fxpool.codecache.key.cacheable import Bypass
-from fxpool.lowering.request import ambient
-from fxpool.torch_compat.state import choices, configs
+from fxpool.lowering.request import ambient_state
+from fxpool.torch_compat.state import configs, inductor_choices
 
 X = torch.ones(4, 4)
 core: Any = torchs_choices
@@ -94,7 +94,7 @@ def test_a_thread_that_has_not_compiled_yet_has_the_same_key() -> None:
     for registrations in ([("a", Own)], [("a", Own), ("b", Other)]):
         register(*registrations)
         here = configs.code_values()
-        assert list(here) == [choices.REGISTERED], "the handler is made of them"
+        assert list(here) == [inductor_choices.REGISTERED], "the handler is made of them"
         assert in_a_thread(configs.code_values) == here
 
 
@@ -123,13 +123,13 @@ def test_code_of_what_a_factory_makes_counts_beside_its_uuid() -> None:
         def uuid(self) -> str:
             return "own"
 
-    found = [configured.identity(choices.REGISTERED, [["a", factory]]) for factory in (Own, Same)]
+    found = [configured_code.identity(inductor_choices.REGISTERED, [["a", factory]]) for factory in (Own, Same)]
     assert found[0] != found[1]
 
 
 def test_a_uuid_of_none_keeps_nothing() -> None:
     with pytest.raises(Bypass):
-        configured.identity(choices.REGISTERED, [["a", Unnamed]])
+        configured_code.identity(inductor_choices.REGISTERED, [["a", Unnamed]])
 
 
 @pytest.mark.parametrize("handler", [False, True])
@@ -141,22 +141,22 @@ def test_a_worker_is_put_into_them(handler: bool) -> None:
         V.set_choices_handler(kept)
     expected = [key for key, _ in core.registered_inductor_choices()]
     uuid = V.choices.uuid()
-    state = pickle.loads(pickle.dumps(ambient.capture(before_autograd=True)))
+    state = pickle.loads(pickle.dumps(ambient_state.capture(before_autograd=True)))
     register()
     forget_handler()
-    with ambient.entered(state):
+    with ambient_state.entered(state):
         assert V.choices.uuid() == uuid
         assert V.choices.should_use_cooperative_reduction(None) is True
         assert [key for key, _ in core.registered_inductor_choices()] == expected, "for other threads of the worker"
-        assert ambient.code_digests() == ambient.code_digests(ambient.capture(before_autograd=True))
+        assert ambient_state.code_digests() == ambient_state.code_digests(ambient_state.capture(before_autograd=True))
     assert core.registered_inductor_choices() == ()
     assert type(V.choices) is InductorChoices
 
 
 def test_a_worker_of_a_program_without_choices_has_torchs() -> None:
-    state = pickle.loads(pickle.dumps(ambient.capture(before_autograd=True)))
+    state = pickle.loads(pickle.dumps(ambient_state.capture(before_autograd=True)))
     register(("a", Own))  # by a module that is imported on the way
-    with ambient.entered(state):
+    with ambient_state.entered(state):
         assert type(V.choices) is InductorChoices
         assert core.registered_inductor_choices() == ()
     assert type(V.choices) is Own

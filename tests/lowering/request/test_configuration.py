@@ -19,7 +19,7 @@ from torch._inductor.codegen import common
 
 from fxpool.errors import ConfigurationError, UnknownNameError
 from fxpool.lowering.core import options
-from fxpool.lowering.request import ambient
+from fxpool.lowering.request import ambient_state
 from fxpool.torch_compat.operators import inductor_tables
 from fxpool.torch_compat.state import configs
 
@@ -98,11 +98,11 @@ def test_what_only_the_running_process_reads_is_in_no_key(module: str) -> None:
     known = [(name, value) for name, value in OTHERWISE[module] if config is not None and name in config._config]
     if config is None or not known:
         pytest.skip("this release has none of these entries")
-    plain = ambient.key_parts(ambient.capture(before_autograd=True))
+    plain = ambient_state.key_parts(ambient_state.capture(before_autograd=True))
     for name, value in known:
         with config.patch({name: value}):
-            state = ambient.capture(before_autograd=True)
-            assert ambient.key_parts(state) == plain, name
+            state = ambient_state.capture(before_autograd=True)
+            assert ambient_state.key_parts(state) == plain, name
             # A thread that loads an entry reads these; entries of other threads are not its own.
             sent = state.configuration[module].get(name)
             assert sent == (value if name.startswith("triton.cudagraph") else None), name
@@ -201,11 +201,11 @@ def test_options_of_a_device_are_in_the_key_and_in_the_worker(device: Any) -> No
     for width in (8, 9):
         with configs.patched({"other.width": width}):
             keys.append(key_of(product, X))
-            state = pickle.loads(pickle.dumps(ambient.capture(before_autograd=True)))
+            state = pickle.loads(pickle.dumps(ambient_state.capture(before_autograd=True)))
     assert len({plain, *keys}) == 3
     assert key_of(product, X) == plain
     sent = list(inductor_tables.entries())
-    with ambient.entered(state):
+    with ambient_state.entered(state):
         assert device.width == 9
         # Compared before the state is entered: a worker would be said to have other code.
         assert list(inductor_tables.entries()) == sent
@@ -217,8 +217,8 @@ def test_code_that_a_device_is_configured_with_counts(device: Any) -> None:
     with configs.patched({"other.passes": [product]}):
         assert list(configs.code_values()) == ["device other.passes"]
         assert key_of(product, X) != plain
-        state = pickle.loads(pickle.dumps(ambient.capture(before_autograd=True)))
-    with ambient.entered(state):
+        state = pickle.loads(pickle.dumps(ambient_state.capture(before_autograd=True)))
+    with ambient_state.entered(state):
         assert device.passes == [product]
 
 

@@ -21,8 +21,8 @@ from circumstances import attention
 
 import fxpool
 from fxpool.errors import CannotTravelError
-from fxpool.lowering.request import ambient
-from fxpool.torch_compat.state import choices, configs
+from fxpool.lowering.request import ambient_state
+from fxpool.torch_compat.state import configs, inductor_choices
 
 Q = torch.ones(1, 2, 8, 16)
 PASSES = """
@@ -156,7 +156,7 @@ def test_choices_count(passes: Any) -> None:
     with V.set_choices_handler(InductorChoices()):
         assert key_of(attention, Q) == plain, "torch's own"
     with V.set_choices_handler(OwnChoices()):
-        assert list(configs.code_values()) == [choices.HANDLER]
+        assert list(configs.code_values()) == [inductor_choices.HANDLER]
         assert key_of(attention, Q) != plain
     if "inductor_choices_class" in inductor_config._config:
         with inductor_config.patch(inductor_choices_class=OwnChoices):
@@ -181,16 +181,16 @@ def test_choices_are_entered_and_left() -> None:
 
     V.set_choices_handler(OwnChoices())
     try:
-        state = pickle.loads(pickle.dumps(ambient.capture(before_autograd=True)))
+        state = pickle.loads(pickle.dumps(ambient_state.capture(before_autograd=True)))
     finally:
         del torch._inductor.virtualized.threadlocal.__torchinductor_choices
-    with ambient.entered(state):
+    with ambient_state.entered(state):
         assert type(V.choices) is OwnChoices
     assert type(V.choices).__module__ == "torch._inductor.choices"
     if "inductor_choices_class" in inductor_config._config:
         with inductor_config.patch(inductor_choices_class=OwnChoices):
-            state = ambient.capture(before_autograd=True)
-        with ambient.entered(state):
+            state = ambient_state.capture(before_autograd=True)
+        with ambient_state.entered(state):
             assert type(V.choices) is OwnChoices
         assert type(V.choices).__module__ == "torch._inductor.choices"
 
@@ -199,21 +199,21 @@ def test_choices_are_entered_and_left() -> None:
 
 
 def test_digests_tell_what_the_program_has_from_what_a_worker_imports(passes: Any) -> None:
-    assert ambient.code_digests() == {}
+    assert ambient_state.code_digests() == {}
     found = []
     for factor in (2, 2, 3):
         with inductor_config.patch(post_grad_custom_post_pass=passes(factor).Vouched()):
-            state = ambient.capture(before_autograd=True)
-            assert ambient.code_digests(state) == ambient.code_digests()
-            found.append(ambient.code_digests())
+            state = ambient_state.capture(before_autograd=True)
+            assert ambient_state.code_digests(state) == ambient_state.code_digests()
+            found.append(ambient_state.code_digests())
     assert list(found[0]) == ["inductor.post_grad_custom_post_pass"]
     assert found[0] == found[1]
     assert found[0] != found[2], "the uuid says nothing of what is imported"
     # `state` was captured of factor 3, and here the module is another by now: what is imported by name is.
     passes(2)
     arrived = pickle.loads(pickle.dumps(state))
-    with ambient.entered(arrived):
-        assert ambient.code_digests() == found[0]
+    with ambient_state.entered(arrived):
+        assert ambient_state.code_digests() == found[0]
 
 
 def test_code_of_the_main_script_is_sent_by_value(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,12 +223,12 @@ def test_code_of_the_main_script_is_sent_by_value(monkeypatch: pytest.MonkeyPatc
     of_the_script.__module__, of_the_script.__qualname__ = "__main__", "of_the_script"
     for value in (of_the_script, [of_the_script], {"a": of_the_script}, functools.partial(of_the_script, 1)):
         with inductor_config.patch(bucket_all_gathers_fx_bucket_size_determinator=value):
-            state = ambient.capture(before_autograd=True)
-            digests = ambient.code_digests(state)
+            state = ambient_state.capture(before_autograd=True)
+            digests = ambient_state.code_digests(state)
         arrived = pickle.loads(pickle.dumps(state))
-        with ambient.entered(arrived):
+        with ambient_state.entered(arrived):
             assert inductor_config.bucket_all_gathers_fx_bucket_size_determinator is not value
-            assert ambient.code_digests() == digests
+            assert ambient_state.code_digests() == digests
 
 
 def test_code_that_cannot_be_sent_is_refused() -> None:
@@ -238,7 +238,7 @@ def test_code_that_cannot_be_sent_is_refused() -> None:
         lock.acquire()
 
     with inductor_config.patch(post_grad_custom_pre_pass=holds_a_lock), pytest.raises(CannotTravelError) as refused:
-        ambient.capture(before_autograd=True)
+        ambient_state.capture(before_autograd=True)
     assert refused.value.reason == "custom_pass"
 
 
@@ -248,11 +248,11 @@ def test_a_thread_has_what_the_program_configured(passes: Any) -> None:
     seen: list[Any] = []
 
     def look() -> None:
-        with ambient.entered_by_thread(state):
+        with ambient_state.entered_by_thread(state):
             seen.append(inductor_config.post_grad_custom_post_pass)
 
     with inductor_config.patch(post_grad_custom_post_pass=passes(2).Vouched()):
-        state = ambient.capture(before_autograd=True)
+        state = ambient_state.capture(before_autograd=True)
         configured = inductor_config.post_grad_custom_post_pass
         thread = threading.Thread(target=look)
         thread.start()

@@ -19,8 +19,8 @@ from fxpool.codecache.graph.graph_codec import EncodedGraph, GraphEncoder
 from fxpool.codecache.key import components, key, toolchain
 from fxpool.errors import CannotTravelError
 from fxpool.lowering.cuda import devices
-from fxpool.lowering.request import placement
-from fxpool.lowering.request.placement import Placement
+from fxpool.lowering.request import device_placement
+from fxpool.lowering.request.device_placement import Placement
 from fxpool.torch_compat.cuda import attention, device_answers, device_facts
 from fxpool.torch_compat.cuda.common_devices import COMMON
 from fxpool.torch_compat.state import configs
@@ -56,18 +56,18 @@ def described(*named: torch.device | str, own_indices: bool = False) -> list[Any
 
 
 def placed(*named: torch.device | str, default: str | None = None) -> Placement:
-    return placement.placement_of(encoded(*named), default, None)
+    return device_placement.placement_of(encoded(*named), default, None)
 
 
 def test_a_graph_through_cpp_stays_here_if_its_kernels_are_compiled_when_it_is_called() -> None:
     for device in ("cuda", torch.device("cuda", 1)):
         graph = encoded(device, own_indices=True)
-        placement.require_movable(graph)
+        device_placement.require_movable(graph)
         with torch._inductor.config.patch({"triton.autotune_at_compile_time": False}):
-            placement.require_movable(encoded(own_indices=True))
-            placement.require_movable(encoded(device))  # a package
+            device_placement.require_movable(encoded(own_indices=True))
+            device_placement.require_movable(encoded(device))  # a package
             with pytest.raises(CannotTravelError, match="gpu_cpp_wrapper"):
-                placement.require_movable(graph)
+                device_placement.require_movable(graph)
 
 
 def test_the_worker_of_a_graph_through_cpp_sees_its_devices_under_their_own_indices(
@@ -78,7 +78,7 @@ def test_the_worker_of_a_graph_through_cpp_sees_its_devices_under_their_own_indi
     found = []
     for rank in range(3):
         current(monkeypatch, rank)
-        one = placement.placement_of(encoded(torch.device("cuda", rank), own_indices=True), None, None)
+        one = device_placement.placement_of(encoded(torch.device("cuda", rank), own_indices=True), None, None)
         assert one.needed == "cpp_wrapper"
         assert one.indices == tuple(range(rank + 1))
         assert one.current == rank
@@ -89,7 +89,7 @@ def test_the_worker_of_a_graph_through_cpp_sees_its_devices_under_their_own_indi
 
 def test_the_current_device_of_a_graph_through_cpp_keeps_its_index(monkeypatch: pytest.MonkeyPatch) -> None:
     current(monkeypatch, 2)
-    one = placement.placement_of(encoded("cuda", own_indices=True), None, None)
+    one = device_placement.placement_of(encoded("cuda", own_indices=True), None, None)
     assert (one.indices, one.current) == ((0, 1, 2), 2)
 
 
@@ -248,7 +248,7 @@ def attending(*before: Any, known: bool = True) -> EncodedGraph:
 )
 def test_attention_under_switches_of_the_graphs_own_is_decided_at_the_device() -> None:
     def needed(graph: EncodedGraph) -> str:
-        return placement.placement_of(graph, None, None).needed
+        return device_placement.placement_of(graph, None, None).needed
 
     plain = attending()
     (row,) = [row for row in plain.description[1] if row[0] == "call_function"]
@@ -263,7 +263,7 @@ def test_attention_under_switches_of_the_graphs_own_is_decided_at_the_device() -
 def test_other_reasons_to_see_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     assert placed(torch.device("cuda", 0), default="cuda:2").needed == "default_device"
     graph = dataclasses.replace(encoded(torch.device("cuda", 0)), constants=[torch.ones(1, device="meta")])
-    assert placement.placement_of(graph, None, None).needed == "constant"
+    assert device_placement.placement_of(graph, None, None).needed == "constant"
     monkeypatch.setattr(toolchain, "find_compiler", lambda toolchain_dir: None)
     assert placed(torch.device("cuda", 0)).needed == "no_compiler"
 

@@ -12,7 +12,7 @@ from torch._inductor import config
 from torch._inductor.runtime import compile_tasks
 from torch.utils import cpp_extension
 
-from fxpool.lowering.request import ambient
+from fxpool.lowering.request import ambient_state
 from fxpool.torch_compat.cuda import device_facts
 
 X = torch.ones(4, 4)
@@ -38,7 +38,7 @@ def test_the_toolkits_library_is_for_those_who_ask(toolkit: Path) -> None:
     assert device_facts.requested_libdevice() is None
     with config.patch({"eager_numerics.use_pytorch_libdevice": True}):
         assert device_facts.requested_libdevice() == str(toolkit)
-        assert ambient.capture(before_autograd=True).environment[device_facts.LIBDEVICE_VARIABLE] == str(toolkit)
+        assert ambient_state.capture(before_autograd=True).environment[device_facts.LIBDEVICE_VARIABLE] == str(toolkit)
     assert device_facts.LIBDEVICE_VARIABLE not in os.environ, "the program's own environment stays as it is"
 
 

@@ -11,7 +11,7 @@ import torch
 from tiers import first_tier
 
 import fxpool
-from fxpool.lowering.request import overlap
+from fxpool.lowering.request import overlapping_inputs
 
 Slices = tuple[slice, slice]
 # Layouts of two inputs in one buffer: called one after the other.
@@ -55,29 +55,29 @@ def test_numbers_are_eagers_cold_and_warm(sequence: str, dynamic: bool, shared_p
 
 def test_layout_names_overlapping_pairs() -> None:
     buffer = torch.arange(16.0)
-    assert overlap.layout([buffer[0:4], buffer[4:8], 3, torch.ones(4)]) == ()
-    assert overlap.layout([buffer[0:4], None, buffer[2:6]]) == ((0, 2, 8, 0, 2),)
-    assert overlap.layout([buffer[4:8], buffer[0:6]]) == ((0, 1, -16, 4, 0),)
+    assert overlapping_inputs.layout([buffer[0:4], buffer[4:8], 3, torch.ones(4)]) == ()
+    assert overlapping_inputs.layout([buffer[0:4], None, buffer[2:6]]) == ((0, 2, 8, 0, 2),)
+    assert overlapping_inputs.layout([buffer[4:8], buffer[0:6]]) == ((0, 1, -16, 4, 0),)
 
 
 def test_layout_of_written_inputs_ignores_pairs_that_are_only_read() -> None:
     buffer = torch.arange(16.0)
     inputs = [buffer[0:4], buffer[2:6], torch.ones(4)]
-    assert overlap.layout(inputs, [2]) == ()
-    assert overlap.layout(inputs, [1]) != ()
+    assert overlapping_inputs.layout(inputs, [2]) == ()
+    assert overlapping_inputs.layout(inputs, [1]) != ()
 
 
 def test_strides_and_empty_tensors() -> None:
     buffer = torch.arange(16.0)
-    assert overlap.interval(buffer[0:0]) == (0, 0)
-    start, end = overlap.interval(buffer.view(4, 4).t())
+    assert overlapping_inputs.interval(buffer[0:0]) == (0, 0)
+    start, end = overlapping_inputs.interval(buffer.view(4, 4).t())
     assert end - start == 64
     # Interleaved columns reach into each other: counted as overlapping, which is safe.
-    assert overlap.layout([buffer[0::2], buffer[1::2]]) != ()
+    assert overlapping_inputs.layout([buffer[0::2], buffer[1::2]]) != ()
 
 
 def test_memory_shared_without_a_shared_storage_is_seen() -> None:
     import numpy
 
     array = numpy.arange(8.0)
-    assert overlap.layout([torch.from_numpy(array), torch.from_numpy(array)]) != ()
+    assert overlapping_inputs.layout([torch.from_numpy(array), torch.from_numpy(array)]) != ()

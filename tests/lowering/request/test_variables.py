@@ -11,8 +11,8 @@ import torch
 from capturing import captured, key_of
 from processes import run_python
 
-from fxpool.codecache.key import system
-from fxpool.lowering.request import ambient, variables
+from fxpool.codecache.key import system_facts
+from fxpool.lowering.request import ambient_state, environment_variables
 
 X = torch.ones(4, 4)
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="no Triton here")
@@ -66,16 +66,16 @@ OF_A_PROFILER = ("TRITON_PROTON_", "TRITON_PROFILE_", "TRITON_CUPTI_", "TRITON_H
 
 @needs_triton
 def test_what_triton_says_is_in_the_key_and_travels() -> None:
-    invalidating, read = json.loads(run_python(["-c", ASKING, *variables._OF_TRITON]).splitlines()[-1])
+    invalidating, read = json.loads(run_python(["-c", ASKING, *environment_variables._OF_TRITON]).splitlines()[-1])
     assert len(invalidating) > 25
     assert len(read) >= 50
-    assert set(invalidating) <= set(variables._OF_TRITON)
-    assert all(variables.in_key(name) and variables.travels(name) for name in invalidating)
+    assert set(invalidating) <= set(environment_variables._OF_TRITON)
+    assert all(environment_variables.in_key(name) and environment_variables.travels(name) for name in invalidating)
     undecided = {
         name
         for name in read
-        if not (variables.in_key(name) and variables.travels(name))
-        and name not in (*NEUTRAL, *variables.FROM_FILES)
+        if not (environment_variables.in_key(name) and environment_variables.travels(name))
+        and name not in (*NEUTRAL, *environment_variables.FROM_FILES)
         and not name.startswith(OF_A_PROFILER)
     }
     assert not undecided
@@ -89,7 +89,7 @@ def test_a_variable_of_tritons_is_in_the_key(monkeypatch: pytest.MonkeyPatch, na
     plain = key_of(torch.sin, X)
     monkeypatch.setenv(name, "1")
     assert key_of(torch.sin, X) != plain
-    assert ambient.capture(before_autograd=True).environment[name] == "1"
+    assert ambient_state.capture(before_autograd=True).environment[name] == "1"
 
 
 def test_variables_about_processes_are_not_in_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,10 +118,10 @@ def test_plugins_count_by_content(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
         one.write_bytes(content)
         two.write_bytes(b"\0c")
         monkeypatch.setenv("TRITON_PLUGIN_PATHS", f"{two}:{one}")
-        found.append(system._assemblers(None)["triton_plugin_paths"])
+        found.append(system_facts._assemblers(None)["triton_plugin_paths"])
     assert found[0] != found[1]
     monkeypatch.setenv("TRITON_PLUGIN_PATHS", str(tmp_path / "none.so"))
-    assert "triton_plugin_paths" not in system._assemblers(None)
+    assert "triton_plugin_paths" not in system_facts._assemblers(None)
 
 
 @needs_triton

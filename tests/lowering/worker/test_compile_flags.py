@@ -24,12 +24,12 @@ from torch._inductor import compile_fx
 from fxpool.lowering.core.attempt import Destination
 from fxpool.lowering.core.runtime import runtime
 from fxpool.lowering.request import capture
-from fxpool.lowering.request.captured import Captured
+from fxpool.lowering.request.captured_graph import Captured
 from fxpool.lowering.request.compile_request import CompileRequest
 from fxpool.lowering.worker import compiler
 from fxpool.pool import JobSpec
-from fxpool.torch_compat.inductor import inner
-from fxpool.torch_compat.state import switches
+from fxpool.torch_compat.inductor import aot_graph
+from fxpool.torch_compat.state import global_state
 
 Noted = dict[str, dict[str, str]]
 LATER = "lowering in the backward"
@@ -42,7 +42,7 @@ def test_every_flag_is_decided() -> None:
     assert len(found) > 100
     decided = {**flag_decisions.ALLOWED, **flag_decisions.IN_FORCE}
     assert found - decided.keys() == set()
-    assert set(flag_decisions.IN_FORCE.values()) <= switches.TABLE.keys()
+    assert set(flag_decisions.IN_FORCE.values()) <= global_state.TABLE.keys()
     assert len(decided.keys() - found) < 60, "most are of this release"
 
 
@@ -97,7 +97,7 @@ def seen(request: pytest.FixtureRequest, shared_pool: Path, tmp_path_factory: py
         requests.append(dataclasses.replace(whole, code=None, modules=["flag_probes"], key=None, store=None))
 
     def lower(gm: torch.fx.GraphModule, inputs: Any, **arguments: Any) -> Any:
-        plain = inner.plain_arguments(arguments)
+        plain = aot_graph.plain_arguments(arguments)
         take(capture.capture_inner(gm, inputs, plain, label="flags", into=Destination()))
         return compile_fx.compile_fx_inner(gm, inputs, **arguments)
 

@@ -18,11 +18,11 @@ from fxpool.codecache.bundle import bundle
 from fxpool.codecache.store.entry import Entry
 from fxpool.codecache.store.store import LocalStore
 from fxpool.commands.main import main
-from fxpool.lowering.artifact import recomputed
+from fxpool.lowering.artifact import recompute_outcome
 from fxpool.lowering.artifact.entry_parts import REQUEST, RESULT, Artifact
 from fxpool.lowering.core.runtime import runtime
 from fxpool.lowering.verification import sample
-from fxpool.lowering.worker.recompute import NoInputsError, real_inputs
+from fxpool.lowering.worker.recompute_job import NoInputsError, real_inputs
 from fxpool.torch_compat.dynamo import shape_env, tensors
 from fxpool.torch_compat.inductor import aot
 
@@ -154,18 +154,18 @@ def test_the_same_seed_chooses_the_same_entries() -> None:
 @pytest.mark.slow
 def test_guards_effects_and_parts_are_compared() -> None:
     one = Artifact(level="aot", result=b"", guards=[["a", 1]], library=b"x")
-    assert recomputed.differences(one, one) == {}
+    assert recompute_outcome.differences(one, one) == {}
     other = msgspec.structs.replace(one, guards=[["a", 2]], library=None)
-    assert sorted(recomputed.differences(one, other)) == ["guards", "parts"]
+    assert sorted(recompute_outcome.differences(one, other)) == ["guards", "parts"]
 
 
 @pytest.mark.slow
 def test_only_passing_comments_are_left_out_of_a_diff() -> None:
     ours = "# AOT ID: ['0_inference']\na = 1\n    # kernel path: /tmp/x\n# 1"
     theirs = "# AOT ID: ['4_inference']\na = 1\n    # kernel path: /tmp/y\n# 1"
-    assert recomputed.diff_of(ours, theirs) == ""
-    assert "-a = 1" in recomputed.diff_of(ours, theirs.replace("a = 1", "a = 2"))
-    long = recomputed.diff_of("\n".join(map(str, range(500))), "\n".join(map(str, range(500, 1000))))
+    assert recompute_outcome.diff_of(ours, theirs) == ""
+    assert "-a = 1" in recompute_outcome.diff_of(ours, theirs.replace("a = 1", "a = 2"))
+    long = recompute_outcome.diff_of("\n".join(map(str, range(500))), "\n".join(map(str, range(500, 1000))))
     assert len(long.splitlines()) == 41 and "more lines" in long
 
 

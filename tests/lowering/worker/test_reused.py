@@ -14,7 +14,7 @@ from torch import nn
 
 import fxpool
 from fxpool.codecache.store.store import LocalStore
-from fxpool.lowering.artifact.content import content_of
+from fxpool.lowering.artifact.entry_content import content_of
 
 pytestmark = pytest.mark.usefixtures("nothing_lowered_here")
 

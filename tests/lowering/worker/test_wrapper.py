@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from fxpool.lowering.worker import wrapper
-from fxpool.torch_compat.inductor import importable, output_code
+from fxpool.lowering.worker import wrapper_linking
+from fxpool.torch_compat.inductor import import_paths, output_code
 from fxpool.torch_compat.inductor.output_code import LinkedWrapper
 
 HEADER = """
@@ -69,7 +69,7 @@ def run(linked: LinkedWrapper, library: Any = None) -> dict[str, Any]:
 
 
 def test_what_a_call_does_not_need_is_not_imported() -> None:
-    linked = wrapper.link(generated("return aten.sin(args[0])"), "<w>", {})
+    linked = wrapper_linking.link(generated("return aten.sin(args[0])"), "<w>", {})
     assert linked.unlinked == []
     space = run(linked)
     assert torch.equal(space["call"]([torch.ones(2)]), torch.ones(2).sin())
@@ -80,7 +80,7 @@ def test_kernels_are_functions_of_the_library() -> None:
     kernels = "first = async_compile.cpp_pybinding(['float*'], r'''one''')\n"
     kernels += "second = async_compile.cpp_pybinding(['float*'], r'''two''')\n"
     names = {output_code.kernel_digest(["float*"], text): f"k{n}" for n, text in enumerate(("one", "two"))}
-    linked = wrapper.link(generated("return first(args), second(args)", kernels), "<w>", names)
+    linked = wrapper_linking.link(generated("return first(args), second(args)", kernels), "<w>", names)
     assert (linked.kernels, linked.unlinked) == (2, [])
     library = types.SimpleNamespace(k0=lambda args: "k0", k1=lambda args: "k1")
     assert run(linked, library)["call"]([]) == ("k0", "k1")
@@ -88,16 +88,16 @@ def test_kernels_are_functions_of_the_library() -> None:
 
 def test_a_kernel_that_nobody_compiled_keeps_torchs_loader() -> None:
     kernels = "first = async_compile.cpp_pybinding(['float*'], r'''one''')\n"
-    linked = wrapper.link(generated("return first(args)", kernels), "<w>", {})
+    linked = wrapper_linking.link(generated("return first(args)", kernels), "<w>", {})
     assert linked.kernels == 0
     assert "async_compile.cpp_pybinding" in linked.unlinked
 
 
 @pytest.mark.parametrize("name", ["addmm", "mm", "bmm", "convolution"])
 def test_external_kernels_are_named_where_torch_has_them(name: str) -> None:
-    linked = wrapper.link(generated(f"return extern_kernels.{name}"), "<w>", {})
+    linked = wrapper_linking.link(generated(f"return extern_kernels.{name}"), "<w>", {})
     assert linked.unlinked == []
-    assert run(linked)["call"]([]) is importable.extern_kernel(name)
+    assert run(linked)["call"]([]) is import_paths.extern_kernel(name)
 
 
 def _imports(kernel: Any) -> bool:
@@ -117,13 +117,13 @@ def test_every_external_kernel_of_this_torch_is_linked() -> None:
     # One that imports a library of kernels when it is called stays where it is: torch's loader brings it.
     names = [name for name in names if not _imports(getattr(extern_kernels, name))]
     body = "return [" + ", ".join(f"extern_kernels.{name}" for name in names) + "]"
-    linked = wrapper.link(generated(body), "<w>", {})
+    linked = wrapper_linking.link(generated(body), "<w>", {})
     assert linked.unlinked == []
     assert all(callable(found) for found in run(linked)["call"]([]))
 
 
 def test_a_function_of_inductors_comes_along() -> None:
-    linked = wrapper.link(generated("return align(65), extern_kernels.bias_addmm(*args)"), "<w>", {})
+    linked = wrapper_linking.link(generated("return align(65), extern_kernels.bias_addmm(*args)"), "<w>", {})
     assert linked.unlinked == []
     bias, a, b = torch.randn(4), torch.randn(3, 5), torch.randn(5, 4)
     size, found = run(linked)["call"]([bias.expand(3, 4), a, b])
@@ -132,14 +132,14 @@ def test_a_function_of_inductors_comes_along() -> None:
 
 
 def test_an_unknown_external_kernel_keeps_torchs_namespace() -> None:
-    linked = wrapper.link(generated("return extern_kernels.there_is_no_such_kernel"), "<w>", {})
+    linked = wrapper_linking.link(generated("return extern_kernels.there_is_no_such_kernel"), "<w>", {})
     assert linked.unlinked == ["extern:there_is_no_such_kernel"]
     assert "extern_kernels" in run(linked)
 
 
 def test_what_may_do_more_than_define_is_kept_in_its_order() -> None:
     extra = "seen = []\nseen.append(1)\nseen.append(len(seen))\n"
-    linked = wrapper.link(generated("return seen", extra), "<w>", {})
+    linked = wrapper_linking.link(generated("return seen", extra), "<w>", {})
     assert run(linked)["call"]([]) == [1, 1]
 
 
@@ -147,19 +147,19 @@ def test_lines_are_those_of_the_text() -> None:
     source = generated("return 1 / args[0]")
     line = source.splitlines().index("        return 1 / args[0]") + 1
     with pytest.raises(ZeroDivisionError) as raised:
-        run(wrapper.link(source, "<fxpool key>", {}))["call"]([0])
+        run(wrapper_linking.link(source, "<fxpool key>", {}))["call"]([0])
     frame = raised.traceback[-1]
     assert (frame.lineno + 1, str(frame.path)) == (line, "<fxpool key>")
 
 
 def test_operators_besides_atens_are_listed() -> None:
     body = "return torch.ops.quantized_decomposed.quantize_per_tensor.default, torch.ops.aten.sin.default"
-    assert wrapper.link(generated(body), "<w>", {}).operators == ["quantized_decomposed::quantize_per_tensor"]
+    assert wrapper_linking.link(generated(body), "<w>", {}).operators == ["quantized_decomposed::quantize_per_tensor"]
 
 
 def test_text_that_is_no_python_is_refused() -> None:
     with pytest.raises(SyntaxError):
-        wrapper.link("def (", "<w>", {})
+        wrapper_linking.link("def (", "<w>", {})
 
 
 # ------------------------------------------------------------------------------ devices
@@ -176,7 +176,7 @@ def call(args):
 
 
 def test_devices_are_those_of_who_loads() -> None:
-    linked = wrapper.link(OF_DEVICES, "<graph>", {}, {}, indices=(3, 1))
+    linked = wrapper_linking.link(OF_DEVICES, "<graph>", {}, {}, indices=(3, 1))
     assert linked.devices == [0, 1], "by number in the graph"
     told: list[Any] = []
 
@@ -207,7 +207,7 @@ def call(args):
     at = torch.ops.own.at.default(args, 'cuda:3', where=['cuda:1'], device=device(type='cuda', index=1))
     return at, torch.ops.own.at.default(torch.device('cuda:1'))
 """
-    linked = wrapper.link(source, "<graph>", {}, {}, indices=(3, 1))
+    linked = wrapper_linking.link(source, "<graph>", {}, {}, indices=(3, 1))
     operator = types.SimpleNamespace(default=lambda *args, **kwargs: (args, kwargs))
     names = {"_fxpool_device_1": 6, "_fxpool_device_name_1": "cuda:6"}
     own = types.SimpleNamespace(ops=types.SimpleNamespace(own=types.SimpleNamespace(at=operator)), device=torch.device)

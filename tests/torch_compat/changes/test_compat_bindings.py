@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fxpool.torch_compat.changes.bindings import DECORATED, DEFINED, UNKNOWN, bindings
+from fxpool.torch_compat.changes.name_bindings import DECORATED, DEFINED, UNKNOWN, bindings
 
 SOURCE = """
 from .near import first as other, second

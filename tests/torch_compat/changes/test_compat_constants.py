@@ -16,7 +16,7 @@ import torch._inductor.ir as ir
 import torch._inductor.runtime.hints as hints
 import torch.nn.functional as F
 
-from fxpool.torch_compat.changes import constants, torch_sources
+from fxpool.torch_compat.changes import changed_constants, torch_sources
 
 
 class Answers:
@@ -39,14 +39,14 @@ ANSWERS = Answers()
 
 @pytest.fixture(autouse=True)
 def _listed_anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(constants, "_listed", constants._Listed())
+    monkeypatch.setattr(changed_constants, "_listed", changed_constants._Listed())
     monkeypatch.setattr(torch_sources, "_last", None)
     yield
 
 
 def changed() -> dict[str, Any]:
     sources = torch_sources.loaded("here", ANSWERS)
-    found = {change.name: change.value for change in constants.changed(sources)}
+    found = {change.name: change.value for change in changed_constants.changed(sources)}
     sources.keep(ANSWERS)
     return found
 
@@ -61,7 +61,7 @@ def test_torch_as_it_was_imported_has_no_changes() -> None:
                     with contextlib.suppress(ImportError):  # a library that is not installed
                         importlib.import_module(module.name)
     assert changed() == {}
-    (batch,) = constants._listed.batches
+    (batch,) = changed_constants._listed.batches
     assert len(batch.rows) > 2000 and len(batch.contents.containers) > 300
 
 
@@ -150,7 +150,7 @@ def test_defaults_of_a_function_in_the_place_of_torch_s_are_not_its(monkeypatch:
 def test_what_another_process_has_read_is_not_read_again() -> None:
     assert changed() == {}
     before = ANSWERS.written
-    constants._listed = constants._Listed()
+    changed_constants._listed = changed_constants._Listed()
     torch_sources._last = None
     assert changed() == {} and ANSWERS.written == before and before > 0
 
@@ -166,8 +166,8 @@ def test_a_module_that_cannot_be_read_counts_as_changed(monkeypatch: pytest.Monk
 
 
 def test_without_a_place_for_answers_modules_are_read() -> None:
-    assert constants.changed(torch_sources.loaded("here")) == []
-    assert sum(len(batch.rows) for batch in constants._listed.batches) > 1000
+    assert changed_constants.changed(torch_sources.loaded("here")) == []
+    assert sum(len(batch.rows) for batch in changed_constants._listed.batches) > 1000
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from torch.utils._ordered_set import OrderedSet
 
-from fxpool.torch_compat.changes import displays, literals
+from fxpool.torch_compat.changes import assigned_literals, container_displays
 
 SOURCE = """
 import math, operator
@@ -41,8 +41,8 @@ def module() -> types.ModuleType:
 
 
 def differs(module: types.ModuleType, name: str) -> bool:
-    template = literals.body(compile(SOURCE, "made.py", "exec")).displays[name]
-    return displays.differs(template, vars(module)[name], displays.scopes(module, module))
+    template = assigned_literals.body(compile(SOURCE, "made.py", "exec")).displays[name]
+    return container_displays.differs(template, vars(module)[name], container_displays.scopes(module, module))
 
 
 NAMES = ("MAP", "ITEMS", "NAMES", "ORDERED", "FROZEN", "KEYED", "PAIR", "CHOSEN")
@@ -153,7 +153,7 @@ def test_a_name_that_can_t_be_looked_up_tells_nothing(module: types.ModuleType) 
 def test_each_change_to_what_containers_hold_is_seen(change: Callable[[Any, Any], object]) -> None:
     inner = [object()]
     whole = {"a": (inner, frozenset((1,))), "after": [object()]}
-    contents = displays.Contents([whole, OrderedDict(b=2)])
+    contents = container_displays.Contents([whole, OrderedDict(b=2)])
     assert contents.are_unchanged()
     change(whole, inner)
     assert not contents.are_unchanged()
@@ -163,6 +163,6 @@ def test_code_of_the_program_is_found_but_not_for_its_own_classes() -> None:
     class Mine:
         pass
 
-    assert displays.has_foreign_code({"a": [1, (len, lambda: 3)]})
-    assert displays.has_foreign_code([staticmethod(lambda: 3)])
-    assert not displays.has_foreign_code({Mine: lambda: 3, "a": OrderedSet([len, math.sin])})
+    assert container_displays.has_foreign_code({"a": [1, (len, lambda: 3)]})
+    assert container_displays.has_foreign_code([staticmethod(lambda: 3)])
+    assert not container_displays.has_foreign_code({Mine: lambda: 3, "a": OrderedSet([len, math.sin])})

@@ -19,10 +19,10 @@ import json, sys, types
 for name in ("fxpool", "fxpool.torch_compat", "fxpool.torch_compat.changes"):
     package = sys.modules[name] = types.ModuleType(name)
     package.__path__ = [f"{sys.argv[1]}/{name.replace('.', '/')}"]
-from fxpool.torch_compat.changes import bindings, literals
+from fxpool.torch_compat.changes import assigned_literals, name_bindings
 
 code = compile(sys.stdin.read(), "<module>", "exec")
-assigned, body, bound = literals.assigned(code), literals.body(code), bindings.bindings(code, "package")
+assigned, body, bound = assigned_literals.assigned(code), assigned_literals.body(code), name_bindings.bindings(code, "package")
 print(json.dumps({
     "written": [sorted(map(str, part)) for part in (assigned.variables, assigned.attributes, assigned.contents)],
     "literals": {name: str(value) for name, value in sorted(body.literals.items())},

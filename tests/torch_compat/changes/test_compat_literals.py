@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import types
 
-from fxpool.torch_compat.changes import literals
+from fxpool.torch_compat.changes import assigned_literals
 
 SOURCE = """
 from __future__ import annotations
@@ -55,27 +55,29 @@ class Kernel:
 def test_literals_are_read_from_compiled_code() -> None:
     code = compile(SOURCE, "module.py", "exec")
     assert isinstance(code, types.CodeType)
-    assert literals.body(code).literals == {
+    assert assigned_literals.body(code).literals == {
         "NUMBER": "3",
         "TEXT": "'a'",
         "NEGATIVE": "-1",
-        "PAIR": literals.text((1, "b")),
-        "LIST": literals.text([1, 2, 3, 4]),
-        "NAMES": literals.text({"a": 1, "b": [2]}),
-        "LETTERS": literals.text({"x", "y"}),
-        "filled": literals.text([1]),  # likewise, as code writes to it
+        "PAIR": assigned_literals.text((1, "b")),
+        "LIST": assigned_literals.text([1, 2, 3, 4]),
+        "NAMES": assigned_literals.text({"a": 1, "b": [2]}),
+        "LETTERS": assigned_literals.text({"x", "y"}),
+        "filled": assigned_literals.text([1]),  # likewise, as code writes to it
         "counter": "0",  # left out for the whole module, as a function assigns it
         "plain.__defaults__": "tuple['2.0']",
-        "plain.__kwdefaults__": literals.text({"name": "n"}),
+        "plain.__kwdefaults__": assigned_literals.text({"name": "n"}),
         "Kernel.suffix": "';'",
-        "Kernel.sizes": literals.text({1: 2}),
+        "Kernel.sizes": assigned_literals.text({1: 2}),
         "Kernel.run.__defaults__": "tuple['4']",
     }
 
 
 def test_names_that_functions_assign_are_told() -> None:
     code = compile(SOURCE + "\n\ndef late(kernel):\n    kernel.suffix = ','\n", "module.py", "exec")
-    assert literals.assigned(code) == literals.Assigned({"counter"}, {"suffix"}, {"filled", "__annotations__"})
+    assert assigned_literals.assigned(code) == assigned_literals.Assigned(
+        {"counter"}, {"suffix"}, {"filled", "__annotations__"}
+    )
 
 
 DISPLAYS = """
@@ -102,7 +104,7 @@ COMPARED = ["list", ["?"] if sys.version_info < (3, 12) else ["if", ["?"], ["nam
 
 def test_displays_are_read_with_the_names_in_them() -> None:
     names = ", ".join(f"math.n{i}" for i in range(33))
-    displays = literals.body(compile(DISPLAYS.replace("MANY_NAMES", names), "module.py", "exec")).displays
+    displays = assigned_literals.body(compile(DISPLAYS.replace("MANY_NAMES", names), "module.py", "exec")).displays
     many = displays.pop("MANY")
     assert len(many) == 34 and many[-1] == ["name", "math.n32"]
     assert displays == {
@@ -134,4 +136,4 @@ def write(key, module):
     del E[len(key) + 1]
     return F[key]
 """
-    assert literals.assigned(compile(source, "module.py", "exec")).contents == {"A", "B", "known", "E"}
+    assert assigned_literals.assigned(compile(source, "module.py", "exec")).contents == {"A", "B", "known", "E"}

@@ -12,12 +12,12 @@ import torch
 import torch._refs
 import torch.nn.functional as F
 
-from fxpool.torch_compat.changes import namespaces
+from fxpool.torch_compat.changes import changed_namespaces
 from fxpool.torch_compat.changes.torch_sources import Sources
 
 
 def places(*, after_autograd: bool = False) -> list[str]:
-    return [one.name for one in namespaces.foreign(Sources("here"), after_autograd=after_autograd)]
+    return [one.name for one in changed_namespaces.foreign(Sources("here"), after_autograd=after_autograd)]
 
 
 def wrapped(function: Callable[..., Any]) -> Callable[..., Any]:

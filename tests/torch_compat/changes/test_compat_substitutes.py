@@ -10,12 +10,12 @@ import torch._refs
 import torch._refs.nn.functional as refs
 import torch.nn.functional as F
 
-from fxpool.torch_compat.changes import namespaces
+from fxpool.torch_compat.changes import changed_namespaces
 from fxpool.torch_compat.changes.torch_sources import Sources
 
 
 def places(*, after_autograd: bool = False) -> list[str]:
-    return [one.name for one in namespaces.foreign(Sources("here"), after_autograd=after_autograd)]
+    return [one.name for one in changed_namespaces.foreign(Sources("here"), after_autograd=after_autograd)]
 
 
 @pytest.mark.parametrize(

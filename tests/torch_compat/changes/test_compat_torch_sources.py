@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from fxpool.torch_compat.changes import torch_sources
-from fxpool.torch_compat.changes.bindings import DEFINED
+from fxpool.torch_compat.changes.name_bindings import DEFINED
 from fxpool.torch_compat.changes.torch_sources import Sources
 
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch._inductor import config as inductor_config
 
-from fxpool.torch_compat.cpp import commands
-from fxpool.torch_compat.cpp.commands import CollectedKernel, Command
+from fxpool.torch_compat.cpp import compile_commands
+from fxpool.torch_compat.cpp.compile_commands import CollectedKernel, Command
 from fxpool.torch_compat.cpp.instruction_sets import instruction_sets_known
 
 
@@ -33,7 +33,7 @@ def test_kernels_of_a_module_are_collected_instead_of_compiled() -> None:
     def collect(kernels: Sequence[CollectedKernel], last: bool) -> None:
         seen.append(([kernel.source for kernel in kernels], last))
 
-    with commands.collecting(collect):
+    with compile_commands.collecting(collect):
         compiler = AsyncCompile()
         kernel = compiler.cpp_pybinding(["float*"], "void kernel(float*) {}")
         assert isinstance(kernel, CollectedKernel) and kernel.argument_types == ["float*"]
@@ -62,7 +62,7 @@ def test_a_graph_is_lowered_to_collected_kernels() -> None:
 
     def backend(gm: torch.fx.GraphModule, inputs: list[Any]) -> Any:
         with (
-            commands.collecting(collect, begun.append),
+            compile_commands.collecting(collect, begun.append),
             torch._functorch.config.patch(force_non_lazy_backward_lowering=True),
             inductor_config.patch(fx_graph_cache=False, force_disable_caches=True),
         ):
@@ -96,12 +96,12 @@ def test_a_graph_is_lowered_to_collected_kernels() -> None:
     ],
 )
 def test_a_definition_is_read(text: str, expected: Any) -> None:
-    kernel = commands.defined_kernel(text)
+    kernel = compile_commands.defined_kernel(text)
     assert (None if kernel is None else (kernel.argument_types, kernel.source)) == expected
 
 
 def test_the_address_is_of_torch_s_function() -> None:
-    address = commands.tensor_data_pointer()
+    address = compile_commands.tensor_data_pointer()
     assert address == torch._C._dynamo.guards._torchinductor_pyobject_tensor_data_ptr > 0
 
 
@@ -150,16 +150,16 @@ def test_a_precompiled_header_is_made_and_used(tmp_path: Path) -> None:
 
 
 def test_the_header_of_kernels_is_torch_s() -> None:
-    (name,) = [word.strip("<>") for word in commands.HEADER.split() if word.startswith("<")]
+    (name,) = [word.strip("<>") for word in compile_commands.HEADER.split() if word.startswith("<")]
     assert os.path.isfile(os.path.join(os.path.dirname(torch.__file__), "include", name))
-    assert shlex.split(commands.HEADER)[0] == "#include"
+    assert shlex.split(compile_commands.HEADER)[0] == "#include"
 
 
 def test_inductor_s_files_go_where_they_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from torch._inductor.runtime import cache_dir_utils
 
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "before"))
-    commands.inductor_directory(str(tmp_path / "there"))
+    compile_commands.inductor_directory(str(tmp_path / "there"))
     assert cache_dir_utils.cache_dir() == str(tmp_path / "there")
-    commands.inductor_directory(str(tmp_path / "elsewhere"))
+    compile_commands.inductor_directory(str(tmp_path / "elsewhere"))
     assert cache_dir_utils.cache_dir() == str(tmp_path / "elsewhere")

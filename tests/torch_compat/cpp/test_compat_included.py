@@ -10,7 +10,7 @@ import torch
 from torch._inductor import config, cpu_vec_isa
 
 from fxpool.lowering.cpp.unit_source import unit_source
-from fxpool.torch_compat.cpp import commands, included, instruction_sets
+from fxpool.torch_compat.cpp import compile_commands, included_headers, instruction_sets
 
 # Code for other devices, and for template libraries, whose headers `source_toolchain` identifies as directories.
 _ELSEWHERE = re.compile(r"mps|metal|xpu|sycl|rocm|cutlass|ck_|cute/|halide", re.I)
@@ -35,16 +35,16 @@ def test_every_header_that_inductor_names_is_asked_for() -> None:
     asked = set()
     for kind in ("kernels", "wrapper", "package"):
         for device in ("cpu", "cuda"):
-            asked.update(included._names(included.Kind(kind, device)))
-    asked.update(name for name, _ in included._INCLUDE.findall(commands.HEADER))
+            asked.update(included_headers._names(included_headers.Kind(kind, device)))
+    asked.update(name for name, _ in included_headers._INCLUDE.findall(compile_commands.HEADER))
     assert named <= asked
 
 
 def test_units_include_nothing_else() -> None:
     source = unit_source(
-        [("0", commands.CollectedKernel(["float*"], f"{commands.HEADER}\nvoid kernel(float* x) {{}}"))]
+        [("0", compile_commands.CollectedKernel(["float*"], f"{compile_commands.HEADER}\nvoid kernel(float* x) {{}}"))]
     )
-    assert "#include" in source and not included.unasked(source)
+    assert "#include" in source and not included_headers.unasked(source)
 
 
 @pytest.mark.parametrize(
@@ -58,15 +58,15 @@ def test_units_include_nothing_else() -> None:
     ],
 )
 def test_other_headers_are_noticed(line: str, name: str) -> None:
-    assert included.unasked(f"{commands.HEADER}\n#include <c10/util/Unroll.h>\n{line}\n") == {name}
+    assert included_headers.unasked(f"{compile_commands.HEADER}\n#include <c10/util/Unroll.h>\n{line}\n") == {name}
 
 
 def test_the_configuration_decides() -> None:
     """Comments of Python's, in the source of a kernel of Triton's inside a wrapper, name nothing."""
     source = "#include <torch/csrc/inductor/cpp_wrapper/cpu.h>\n# import triton\n# include padding\n"
-    assert included.unasked(source)
+    assert included_headers.unasked(source)
     with config.patch(cpp_wrapper=True):
-        assert not included.unasked(source)
+        assert not included_headers.unasked(source)
 
 
 @pytest.mark.parametrize("isa", [*instruction_sets.candidates(), None], ids=str)
@@ -77,11 +77,11 @@ def test_flags_are_those_of_kernels(
     if not all(hasattr(getattr(config, name.partition(".")[0]), name.partition(".")[2]) for name in options):
         pytest.skip("not an option of this torch")
     with instruction_sets.instruction_sets_known([isa] if isa is not None else []), config.patch(options):
-        words, _ = commands.Command(("g++",)).compile("/source.cpp", "source")
-        assert not included.unlike(words)
-        assert included.unlike([*words, "-DOTHER"]) == {"-DOTHER"}
-        assert included.unlike([word for word in words if word != "-fopenmp"]) == {"-fopenmp"}
-        assert included.unlike([*words[:1], "-I/ahead", *words[1:]])
+        words, _ = compile_commands.Command(("g++",)).compile("/source.cpp", "source")
+        assert not included_headers.unlike(words)
+        assert included_headers.unlike([*words, "-DOTHER"]) == {"-DOTHER"}
+        assert included_headers.unlike([word for word in words if word != "-fopenmp"]) == {"-fopenmp"}
+        assert included_headers.unlike([*words[:1], "-I/ahead", *words[1:]])
 
 
 def test_each_set_of_macros_is_asked_for_once() -> None:
@@ -97,8 +97,8 @@ def test_each_set_of_macros_is_asked_for_once() -> None:
 
 
 def test_a_question_names_what_decides() -> None:
-    before = included.decided_by(included.KERNELS)
-    assert before == included.decided_by(included.KERNELS)
+    before = included_headers.decided_by(included_headers.KERNELS)
+    assert before == included_headers.decided_by(included_headers.KERNELS)
     with config.patch(cpp_cache_precompile_headers=not config.cpp_cache_precompile_headers):
-        assert included.decided_by(included.KERNELS) != before
-    assert included.decided_by(included.Kind("package")) != before
+        assert included_headers.decided_by(included_headers.KERNELS) != before
+    assert included_headers.decided_by(included_headers.Kind("package")) != before

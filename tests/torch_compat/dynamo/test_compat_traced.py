@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
-from fxpool.torch_compat.dynamo.traced import Traced, traced
+from fxpool.torch_compat.dynamo.traced_functions import Traced, traced
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from fxpool.torch_compat.inductor.forms import as_from_dynamo
+from fxpool.torch_compat.inductor.graph_forms import as_from_dynamo
 
 Pair = namedtuple("Pair", "first second")
 X, Y = torch.ones(2), torch.full((2,), 3.0)

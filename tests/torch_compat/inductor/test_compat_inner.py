@@ -11,7 +11,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from fxpool.torch_compat.cpp.instruction_sets import instruction_sets_known
 from fxpool.torch_compat.dynamo import tensors, tracing
-from fxpool.torch_compat.inductor import inner
+from fxpool.torch_compat.inductor import aot_graph
 
 
 @pytest.fixture(autouse=True)
@@ -32,11 +32,11 @@ def test_a_graph_is_compiled_sent_and_finished_elsewhere() -> None:
     fakes = [node.meta["val"] for node in gm.graph.find_nodes(op="placeholder")]
     arguments = {"is_inference": True, "graph_id": 7, "static_input_idxs": ()}
     with tracing.worker_context(fakes[0].fake_mode, None):
-        graph = inner.compile_inner(gm, fakes, dict(arguments))
-        data = inner.dump(inner.travelling(graph))
-        loaded = inner.load(data)
+        graph = aot_graph.compile_inner(gm, fakes, dict(arguments))
+        data = aot_graph.dump(aot_graph.travelling(graph))
+        loaded = aot_graph.load(data)
         assert loaded.fx_kwargs == {} and "extern_kernels.mm" in loaded.source_code
-        call = inner.finish(loaded, fakes, dict(arguments))
+        call = aot_graph.finish(loaded, fakes, dict(arguments))
     (result,) = call([x, w])
     torch.testing.assert_close(result, x @ w)
 
@@ -46,13 +46,13 @@ def test_aotautograd_hands_over_forward_and_backward() -> None:
 
     def compile(gm: torch.fx.GraphModule, inputs: Any, **arguments: Any) -> Any:
         assert all(tensors.is_fake(one) for one in inputs if isinstance(one, torch.Tensor))
-        plain = inner.plain_arguments(arguments)
-        seen.append((bool(arguments.get("is_backward")), inner.count_calls(gm), plain))
-        return inner.as_output(gm)
+        plain = aot_graph.plain_arguments(arguments)
+        seen.append((bool(arguments.get("is_backward")), aot_graph.count_calls(gm), plain))
+        return aot_graph.as_output(gm)
 
     def backend(gm: torch.fx.GraphModule, inputs: list[Any]) -> Any:
         with torch._functorch.config.patch(force_non_lazy_backward_lowering=True):
-            return inner.compile_with_inner(gm, inputs, compile)
+            return aot_graph.compile_with_inner(gm, inputs, compile)
 
     x, w = torch.randn(3, 4, requires_grad=True), torch.randn(4, 5)
     result = torch.compile(lambda x, w: x @ w, backend=backend)(x, w)
@@ -61,7 +61,7 @@ def test_aotautograd_hands_over_forward_and_backward() -> None:
     torch.testing.assert_close(x.grad, w.sum(1).expand(3, 4))
     (is_backward, calls, plain), (later, others, _) = seen
     assert (is_backward, later) == (False, True) and calls >= 1 and others >= 1
-    assert plain.keys() <= {*inner.PLAIN_ARGUMENTS, "cudagraphs"}
+    assert plain.keys() <= {*aot_graph.PLAIN_ARGUMENTS, "cudagraphs"}
     assert plain["cudagraphs"] is False and isinstance(plain["static_input_idxs"], list)
     assert isinstance(plain["graph_id"], int)
 
@@ -69,16 +69,16 @@ def test_aotautograd_hands_over_forward_and_backward() -> None:
 def test_arguments_travel_as_plain_data() -> None:
     from torch._inductor.utils import BoxedBool
 
-    plain = inner.plain_arguments(
+    plain = aot_graph.plain_arguments(
         {"static_input_idxs": (0, 2), "cudagraphs": BoxedBool(True), "is_backward": True, "get_decomp_fn": print}
     )
     assert plain == {"static_input_idxs": [0, 2], "cudagraphs": True, "is_backward": True}
-    assert inner.plain_arguments({}) == {"static_input_idxs": [], "cudagraphs": None}
-    arguments = inner.worker_arguments(plain)
+    assert aot_graph.plain_arguments({}) == {"static_input_idxs": [], "cudagraphs": None}
+    arguments = aot_graph.worker_arguments(plain)
     assert type(arguments["cudagraphs"]) is BoxedBool and arguments["cudagraphs"].value is True
     assert arguments["boxed_forward_device_index"].value is None and arguments["static_input_idxs"] == [0, 2]
     with torch._inductor.config.patch({"triton.cudagraphs": True}):
-        assert bool(inner.worker_arguments(inner.plain_arguments({}))["cudagraphs"]) is True
+        assert bool(aot_graph.worker_arguments(aot_graph.plain_arguments({}))["cudagraphs"]) is True
 
 
 def test_inductor_takes_these_arguments() -> None:
@@ -86,13 +86,13 @@ def test_inductor_takes_these_arguments() -> None:
     from torch._inductor.compile_fx import _CompileFxKwargs
 
     known = set(_CompileFxKwargs.__annotations__)
-    assert set(inner.PLAIN_ARGUMENTS) - {"fx_wrapper"} <= known and "cudagraphs" in known
+    assert set(aot_graph.PLAIN_ARGUMENTS) - {"fx_wrapper"} <= known and "cudagraphs" in known
     assert "boxed_forward_device_index" in known
 
 
 def test_a_constant_is_loaded_as_it_is_under_a_fake_mode() -> None:
     with torch._subclasses.FakeTensorMode():
-        loaded = inner.load(inner.dump({"constant": _REAL}))
+        loaded = aot_graph.load(aot_graph.dump({"constant": _REAL}))
     assert type(loaded["constant"]) is torch.Tensor and torch.equal(loaded["constant"], _REAL)
 
 
@@ -100,7 +100,7 @@ _REAL = torch.arange(3.0)
 
 
 def test_a_graph_that_runs_operator_by_operator_is_called_with_one_list() -> None:
-    call: Any = inner.as_output(torch.fx.symbolic_trace(lambda x, y: (x + y,)))
+    call: Any = aot_graph.as_output(torch.fx.symbolic_trace(lambda x, y: (x + y,)))
     inputs = [torch.ones(2), torch.ones(2)]
     (result,) = call(inputs)
     assert torch.equal(result, torch.full((2,), 2.0))
@@ -108,5 +108,5 @@ def test_a_graph_that_runs_operator_by_operator_is_called_with_one_list() -> Non
 
 
 def test_only_nodes_that_compute_are_counted() -> None:
-    assert inner.count_calls(torch.fx.symbolic_trace(lambda x, y: (y, x))) == 0
-    assert inner.count_calls(torch.fx.symbolic_trace(lambda x, y: (x + y).sin())) == 2
+    assert aot_graph.count_calls(torch.fx.symbolic_trace(lambda x, y: (y, x))) == 0
+    assert aot_graph.count_calls(torch.fx.symbolic_trace(lambda x, y: (x + y).sin())) == 2

@@ -16,7 +16,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from fxpool.torch_compat.cpp.instruction_sets import instruction_sets_known
 from fxpool.torch_compat.dynamo import tracing
-from fxpool.torch_compat.inductor import inner, output_code
+from fxpool.torch_compat.inductor import aot_graph, output_code
 from fxpool.torch_compat.inductor.output_code import Constants, ElsewhereError, leave_out_constants
 
 CODE = """
@@ -64,13 +64,13 @@ def compiled() -> Iterator[tuple[Any, list[Any]]]:
     gm = make_fx(product, tracing_mode="fake")(X, W)
     fakes = [node.meta["val"] for node in gm.graph.find_nodes(op="placeholder")]
     with instruction_sets_known([]), tracing.worker_context(fakes[0].fake_mode, None):
-        graph = inner.compile_inner(gm, fakes, {"is_inference": True, "graph_id": 0, "static_input_idxs": ()})
-    yield inner.dump(inner.travelling(graph)), fakes
+        graph = aot_graph.compile_inner(gm, fakes, {"is_inference": True, "graph_id": 0, "static_input_idxs": ()})
+    yield aot_graph.dump(aot_graph.travelling(graph)), fakes
 
 
 def linked(compiled: Any, **changed: Any) -> Any:
     """The graph with a linked wrapper, as it arrives in another process."""
-    graph = inner.load(compiled[0])
+    graph = aot_graph.load(compiled[0])
     assert output_code.is_compiled_graph(graph) and not output_code.is_linked(graph)
     assert output_code.name_of(graph) == f"<{graph.cache_key}>"
     graph.fx_kwargs = {"is_inference": True, "get_decomp_fn": linked}
@@ -97,7 +97,7 @@ def test_a_loaded_graph_goes_through_torch_s_post_compile(compiled: Any) -> None
     graph = linked(compiled)
     output_code.put_into(graph, Surroundings())
     with tracing.worker_context(compiled[1][0].fake_mode, None):
-        call = inner.finish(graph, compiled[1], {"is_inference": True, "graph_id": 0, "static_input_idxs": ()})
+        call = aot_graph.finish(graph, compiled[1], {"is_inference": True, "graph_id": 0, "static_input_idxs": ()})
     torch.testing.assert_close(call([X, W])[0], X @ W + 10)
 
 
@@ -149,7 +149,7 @@ def call(args):
 
 
 def test_a_graph_that_is_not_linked_is_for_the_devices_it_was_compiled_for(compiled: Any) -> None:
-    graph = inner.load(compiled[0])
+    graph = aot_graph.load(compiled[0])
     graph.fx_kwargs = {"graph_id": 7, "is_inference": True}
     output_code.compiled_for(graph, [0])
     assert graph.fx_kwargs == {"graph_id": None, "is_inference": True}  # a number of the process that compiled it

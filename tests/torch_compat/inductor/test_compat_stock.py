@@ -9,7 +9,7 @@ import torch
 import torch._inductor as inductor
 
 from fxpool.torch_compat.cpp.instruction_sets import instruction_sets_known
-from fxpool.torch_compat.inductor import inner
+from fxpool.torch_compat.inductor import aot_graph
 
 
 def test_a_graph_is_compiled_and_computes() -> None:
@@ -18,7 +18,7 @@ def test_a_graph_is_compiled_and_computes() -> None:
     compiled: list[Any] = []
 
     def backend(gm: torch.fx.GraphModule, inputs: list[Any]) -> Any:
-        compiled.append(inner.compile_stock(gm, inputs, None, {"compat_unknown": 1}))
+        compiled.append(aot_graph.compile_stock(gm, inputs, None, {"compat_unknown": 1}))
         return compiled[-1]
 
     torch._dynamo.reset()
@@ -44,5 +44,5 @@ def test_modes_and_options_that_torch_knows_are_passed_on(
 ) -> None:
     asked: list[Any] = []
     monkeypatch.setattr(inductor, "compile", lambda gm, inputs, options: asked.append((inputs, options)))
-    inner.compile_stock(torch.fx.symbolic_trace(lambda x: x.sin()), (1, 2), mode, options)
+    aot_graph.compile_stock(torch.fx.symbolic_trace(lambda x: x.sin()), (1, 2), mode, options)
     assert asked == [([1, 2], expected)]

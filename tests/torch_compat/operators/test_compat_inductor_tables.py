@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from fxpool.torch_compat.operators import by_value, inductor_tables, operator_tables
+from fxpool.torch_compat.operators import inductor_tables, operator_tables, pickled_definitions
+from fxpool.torch_compat.operators.operator_overrides import OperatorOverride
 from fxpool.torch_compat.operators.operator_tables import DECOMPOSED, LOWERED
-from fxpool.torch_compat.operators.otherwise import OperatorOverride
 
 aten = torch.ops.aten
 
@@ -109,7 +109,7 @@ def test_a_function_in_a_table_is_of_its_operator(
     assert entry.operator is aten.sin.default and not entry.is_torchs
     assert inductor_tables.of_operator(name) == [OperatorOverride(how, "aten.sin.default", name) for how in hows]
     (data,) = inductor_tables.for_a_worker(lambda entry: True)
-    sent = by_value._loaded(data)
+    sent = pickled_definitions._loaded(data)
     assert (sent.module, sent.table, sent.key, sent.function) == (module, table, aten.sin.default, mine)
     assert inductor_tables.for_a_worker(lambda entry: False) == []
 

@@ -7,8 +7,13 @@ from typing import Any
 import pytest
 import torch
 
+from fxpool.torch_compat.operators.operator_overrides import (
+    MetError,
+    OperatorOverride,
+    forget_what_was_gathered,
+    watched,
+)
 from fxpool.torch_compat.operators.operator_tables import DECOMPOSED, LOWERED
-from fxpool.torch_compat.operators.otherwise import MetError, OperatorOverride, forget_what_was_gathered, watched
 
 aten = torch.ops.aten
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from fxpool.torch_compat.state import compile_flags, switches
-from fxpool.torch_compat.state.switches import AUTOCAST_DEVICES, OF_A_THREAD, OF_CPU, TABLE
+from fxpool.torch_compat.state import compile_flags, global_state
+from fxpool.torch_compat.state.global_state import AUTOCAST_DEVICES, OF_A_THREAD, OF_CPU, TABLE
 
 # What a program calls, and the switch that it changes.
 CHANGES: dict[str, Callable[[], object]] = {
@@ -48,25 +48,25 @@ def _state_as_before(monkeypatch: pytest.MonkeyPatch) -> Any:
     # torch's own test utilities, which another test may have imported, forbid assignments to backends' switches.
     allowed = "__allow_nonbracketed_mutation_flag"
     monkeypatch.setitem(torch.backends.disable_global_flags.__globals__, allowed, True)
-    with switches.entered(switches.capture()):
+    with global_state.entered(global_state.capture()):
         yield
 
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_change_is_captured_entered_and_left(name: str) -> None:
-    before = switches.capture()
+    before = global_state.capture()
     CHANGES[name]()
-    changed = switches.capture()
+    changed = global_state.capture()
     assert changed[name] != before[name]
-    with switches.entered(before):
-        assert switches.capture() == before
-    assert switches.capture() == changed
-    with switches.entered(before), switches.entered(changed):
-        assert switches.capture() == changed
+    with global_state.entered(before):
+        assert global_state.capture() == before
+    assert global_state.capture() == changed
+    with global_state.entered(before), global_state.entered(changed):
+        assert global_state.capture() == changed
 
 
 def test_the_state_is_plain_data() -> None:
-    state = switches.capture()
+    state = global_state.capture()
     assert json.loads(json.dumps(state)) == state
     assert len(state) > 50
 
@@ -76,12 +76,12 @@ def test_a_new_thread_is_put_into_the_state_of_the_one_that_asked() -> None:
     torch.set_grad_enabled(False)
     torch.set_autocast_enabled("cpu", True)
     torch.set_default_device("meta")
-    state = switches.capture()
+    state = global_state.capture()
 
     def ask() -> None:
-        fresh = switches.capture()
-        with switches.entered(state, thread_only=True):
-            seen.extend([fresh, switches.capture()])
+        fresh = global_state.capture()
+        with global_state.entered(state, thread_only=True):
+            seen.extend([fresh, global_state.capture()])
 
     thread = threading.Thread(target=ask)
     thread.start()
@@ -103,7 +103,7 @@ def test_every_switch_of_a_thread_and_of_the_cpu_is_in_the_table() -> None:
 
 def test_almost_every_switch_can_be_read_in_this_build() -> None:
     """The rest are of back ends that it lacks. A reader that a release broke would be among them."""
-    state = switches.capture()
+    state = global_state.capture()
     assert {
         name for name in TABLE if name not in state and not name.startswith(("cudnn", "fp32_precision_cuda"))
     } == set()
@@ -111,12 +111,12 @@ def test_almost_every_switch_can_be_read_in_this_build() -> None:
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # of experimental back ends, as `switches` ignores them
 def test_every_switch_can_be_set_to_what_it_is() -> None:
-    state = switches.capture()
+    state = global_state.capture()
     for name, (_, write) in TABLE.items():
         # oneDNN's switch has no value in a build without Intel's GPUs, and stays without one.
         if write is not None and name in state and (name, state[name]) != ("onednn_allow_tf32", None):
             write(state[name])
-    assert switches.capture() == state
+    assert global_state.capture() == state
 
 
 def test_switches_are_those_of_torch_by_these_names() -> None:
@@ -136,8 +136,8 @@ def test_a_build_without_a_back_end_is_read_without_it(monkeypatch: pytest.Monke
     def refuse() -> Any:
         raise RuntimeError("this build has none")
 
-    monkeypatch.setitem(switches.TABLE, "cudnn", (refuse, None))
-    state = switches.capture()
+    monkeypatch.setitem(global_state.TABLE, "cudnn", (refuse, None))
+    state = global_state.capture()
     assert "cudnn" not in state and "mkldnn" in state
-    with switches.entered(state):
-        assert "cudnn" not in switches.capture()
+    with global_state.entered(state):
+        assert "cudnn" not in global_state.capture()

@@ -1,0 +1,294 @@
+"""Makes the record of a frame that Dynamo has just traced, and proves it.
+
+The proof changes each fact of the record once, in a copy, and sees that the frame does not fit that. It runs here and
+not in a worker, because facts are compared with the program's objects, which no worker has.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import re
+import sys
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from fxpool.frames import byte_code, code_locations, untraced_code
+from fxpool.frames.identity import Describer, NoDescriptionError, code_digest, digests_of, names_of
+from fxpool.frames.record import (
+    Fitted,
+    Read,
+    Record,
+    Result,
+    UnfitError,
+    by_name,
+    check_objects,
+    check_process,
+    check_virtual,
+    environment,
+    fit,
+    has_attribute,
+    listed_names,
+    names_there,
+    origin,
+    origins,
+    plain_text,
+)
+from fxpool.torch_compat.frames import guard_tree, plain_sources, unguarded_facts
+from fxpool.torch_compat.frames.frame_conversion import Call
+from fxpool.torch_compat.frames.guards import builtins_of
+from fxpool.torch_compat.frames.recording import Recorder
+
+__all__ = ["RefusedError", "make", "prove"]
+
+#: Names under which code reads environment variables.
+_ENVIRONMENT = frozenset(("environ", "environb", "getenv", "getenvb"))
+
+
+class RefusedError(Exception):
+    """This frame can't be kept. `reason` is counted; the message says more."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        self.reason = reason
+        super().__init__(detail)
+
+
+def make(call: Call, recorder: Recorder, entry_of: Callable[[Callable[..., Any]], Sequence[Any] | None]) -> Record:
+    """Return the record of a frame that Dynamo has just traced. Raises RefusedError.
+
+    `entry_of` returns key, name and CUDA devices of a graph's entry.
+    """
+    if recorder.refusal or recorder.guards is None or recorder.code is None:
+        raise RefusedError(*(recorder.refusal or ("no_code", "Dynamo made no code")))
+    used = set(_names(recorder.code)) | recorder.globals()
+    numbers = {name: number for number, name in enumerate(sorted(recorder.installed & used, key=_in_order))}
+    installed = {number: _installed(name, call, recorder, entry_of) for name, number in numbers.items()}
+    renamed = {name: f"__fxpool_0_{number}" for name, number in numbers.items()}
+    for row in installed.values():
+        if row[0] == "rest":
+            row[1] = _dumped(row[1], renamed)
+    mentioned = names_of([call.code, *recorder.inlined])
+    computed = (recorder.keys | {name for _, name in recorder.attributes}) - mentioned
+    looked_up = mentioned | computed
+    added = frozenset(call.names) - recorder.before
+    describer = Describer((function for function, *_ in recorder.results), looked_up, call.names, added)
+    with _describing():
+        heard = (
+            recorder.listener.tree(describer.identity, renamed) if recorder.listener is not None else guard_tree.Tree()
+        )
+    record = Record(
+        guards=recorder.guards.renamed(renamed),
+        tree=heard,
+        functions=recorder.functions,
+        code=_dumped(recorder.code, renamed),
+        mentioned=sorted(mentioned),
+        computed=sorted(computed),
+        imports=recorder.imports,
+        installed=installed,
+        results=_results(recorder),
+        answers=_answers(recorder),
+        listed=_listed(recorder),
+    )
+    with _describing():
+        try:
+            fitted = fit(record, call, describer)
+        except UnfitError as error:
+            raise RefusedError("own_guards", f"its own guards do not fit: {error}") from error
+    record.virtual = describer.virtual
+    record.said, record.names = fitted.read.said, fitted.read.names
+    record.texts = sorted(set(fitted.read.of_tree))
+    number_of = {text: number for number, text in enumerate(record.texts)}
+    record.tree_names = [number_of[text] for text in fitted.read.of_tree]
+    record.traced = _traced(call, recorder, fitted.describer.codes)
+    for name in code_locations.modules_of([call.code, *recorder.inlined]):
+        is_own = getattr(sys.modules.get(name), "__dict__", None) is call.names
+        record.scopes.append((name, names_there(name, mentioned - added if is_own else mentioned)))
+    if looked_up & _ENVIRONMENT:
+        record.environment = environment(looked_up)
+    if looked_up & unguarded_facts.OF_DEVICES:
+        record.devices = unguarded_facts.devices()
+    record.proof = prove(record, call, fitted)
+    for name, number in numbers.items():
+        if name in recorder.resumed:
+            origins[recorder.resumed[name]] = f"{origin(record)}.{number}"
+    return record
+
+
+def _in_order(name: str) -> list[tuple[int, str]]:
+    """A key that sorts names by the numbers in them, which count on in a process: two records have the same order."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
+
+
+@contextlib.contextmanager
+def _describing() -> Iterator[None]:
+    """Refuse a frame with an object that can't be described."""
+    try:
+        yield
+    except NoDescriptionError as error:
+        raise RefusedError("object", f"no other process can tell whether it has the same: {error}") from error
+
+
+def _installed(
+    name: str, call: Call, recorder: Recorder, entry_of: Callable[[Callable[..., Any]], Sequence[Any] | None]
+) -> list[Any]:
+    if name in recorder.graphs:
+        entry = entry_of(recorder.graphs[name])
+        if entry is None:
+            raise RefusedError("graph", "a graph is not in the cache, or its callable does more than run the entry")
+        return ["graph", *entry]
+    if name in recorder.resumed:
+        if recorder.resumed[name].co_freevars:
+            raise RefusedError("closure", "the rest after a graph break has variables of a closure")
+        return ["rest", recorder.resumed[name]]
+    value = call.names.get(name)
+    if value is builtins_of(call.names):
+        return ["builtins"]
+    if isinstance(value, types.ModuleType) and sys.modules.get(value.__name__) is value:
+        return ["module", value.__name__]
+    if isinstance(value, (type, types.FunctionType, types.BuiltinFunctionType)) and (
+        by_name(value.__module__, value.__qualname__) is value
+    ):
+        return ["named", value.__module__, value.__qualname__]
+    raise RefusedError("global", f"Dynamo keeps an object of {type(value).__qualname__} for the code")
+
+
+def _results(recorder: Recorder) -> list[Result]:
+    found = []
+    for function, arguments, named, result in recorder.results:
+        code = getattr(function, "__code__", None)
+        place = code_locations.place_of(code) if isinstance(code, types.CodeType) else None
+        text = plain_text(result)
+        is_plain = text is not None and None not in map(plain_text, (*arguments, *named.values()))
+        if place is None or not is_plain or code_locations.function_at(*place) is not function:
+            name = getattr(function, "__qualname__", type(function).__qualname__)
+            raise RefusedError("object", f"the result of {name}, which Dynamo takes for a constant")
+        found.append(Result(*place, str(text), [*arguments], named))
+    return found
+
+
+def _answers(recorder: Recorder) -> list[tuple[str, str, bool]]:
+    found = []
+    for module, name in dict.fromkeys(recorder.attributes):
+        if name not in vars(module) and untraced_code.is_answering(module):
+            if sys.modules.get(module.__name__) is not module:
+                raise RefusedError("object", f"an attribute of the module {module.__name__}, which is not imported")
+            found.append((module.__name__, name, has_attribute(module, name)))
+    return found
+
+
+def _listed(recorder: Recorder) -> list[tuple[str, str, str]]:
+    found = []
+    for value in dict.fromkeys(recorder.listed):
+        name = ("", value.__name__) if isinstance(value, types.ModuleType) else (value.__module__, value.__qualname__)
+        if by_name(*name) is not value:
+            raise RefusedError("object", f"the names of {'.'.join(name)}, which is not there under its name")
+        found.append((*name, listed_names(*name)))
+    return found
+
+
+def _traced(call: Call, recorder: Recorder, described: set[str]) -> list[tuple[str, str, int, str]]:
+    found, nameless = [], []
+    covered = described | digests_of(call.code)
+    for code in dict.fromkeys(recorder.inlined):
+        digest = code_digest(code)
+        if digest in covered or code is call.code:
+            continue
+        place = code_locations.place_of(code)
+        if place is None:
+            nameless.append(code)
+            continue
+        found.append((*place, digest))
+        covered |= digests_of(code)
+    for code in nameless:  # unless it is nested in code that has a name
+        if code_digest(code) not in covered:
+            where = f"{code.co_filename}:{code.co_firstlineno}"
+            raise RefusedError("code", f"the code of {code.co_name} ({where}) has no name")
+    return found
+
+
+def _names(code: types.CodeType) -> list[str]:
+    nested = [name for one in code.co_consts if isinstance(one, types.CodeType) for name in _names(one)]
+    return [*code.co_names, *nested]
+
+
+def _dumped(code: types.CodeType, names: Mapping[str, str]) -> list[Any]:
+    try:
+        return byte_code.dump(byte_code.renamed(code, names))
+    except plain_sources.NotPlainError as error:
+        raise RefusedError("code", f"the code of {code.co_name} holds {error}") from error
+
+
+def prove(record: Record, call: Call, fitted: Fitted) -> int:
+    """Change each fact of a record once, and see that the frame fits no longer. Return how many there are.
+
+    Raises RefusedError: a fact that makes no difference.
+    """
+    count = 0
+    for name, check, then in _changes(record, call, fitted):
+        count += 1
+        try:
+            check()
+        except (UnfitError, guard_tree.TreeDiffersError):
+            continue
+        raise RefusedError("unproven", f"a change of {name} makes no difference: {then!r:.200}")
+    return count
+
+
+def _changes(record: Record, call: Call, fitted: Fitted) -> Iterator[tuple[str, Callable[[], object], Any]]:
+    """Yield the name of a fact, a comparison with a copy in which it is changed, and the fact."""
+    only = Record(guards=record.guards, tree=guard_tree.Tree(), code=record.code, mentioned=record.mentioned)
+
+    def process(**facts: Any) -> Callable[[], None]:
+        return lambda: check_process(msgspec.structs.replace(only, **facts), call)
+
+    def objects(read: Read, **facts: Any) -> Callable[[], None]:
+        return lambda: check_objects(msgspec.structs.replace(only, **facts), read)
+
+    for alias, module in record.imports.items():
+        yield "an import", process(imports={alias: f"{module}'"}), module
+    for row in record.traced:
+        yield "traced code", process(traced=[(*row[:3], f"{row[3]}'")]), row
+    for module, there in record.scopes:
+        yield "a module's names", process(scopes=[(module, [*there, "'"])]), module
+    for result in record.results:
+        yield "a result", process(results=[msgspec.structs.replace(result, text=f"{result.text}'")]), result
+    for module, name, answer in record.answers:
+        yield "an answer", process(answers=[(module, name, not answer)]), name
+    for module, name, digest in record.listed:
+        yield "listed names", process(listed=[(module, name, f"{digest}'")]), name
+    if record.environment is not None:
+        yield "the environment", process(environment=f"{record.environment}'"), "environ"
+    if record.devices is not None:
+        yield "the devices", process(devices=[*record.devices, "'"]), "devices"
+    for name in record.virtual:
+        more = {name: [*record.virtual[name], "builtins:'"]}
+        once = {name: record.virtual[name]}
+        yield "virtual subclasses", functools.partial(check_virtual, more, once, frozenset()), name
+    for line in fitted.read.said:
+        yield "a guard", objects(Read([line], [], []), said=[f"{line}'"]), line
+    for source, text in fitted.read.names:
+        yield "an object", objects(Read([], [(source, text)], []), names=[(source, f"{text}'")]), source
+    for manager, text in zip(record.tree.managers, fitted.read.of_tree, strict=True):
+        one = objects(Read([], [], [text]), tree=guard_tree.Tree([manager]), texts=[f"{text}'"], tree_names=[0])
+        yield "an object", one, manager.source
+    for check in record.tree.checks:
+        value = fitted.built.values[check.manager]
+        of_module = record.tree.is_of_module(check.manager, fitted.built.values)
+        for other in guard_tree.flips(check):
+            yield "a guard", _repeated(other, value, fitted, of_module), check
+
+
+def _repeated(check: guard_tree.Check, value: Any, fitted: Fitted, of_module: bool) -> Callable[[], None]:
+    def watch(_: object, __: str) -> None: ...
+
+    return lambda: guard_tree.repeat(check, _Deaf(), value, fitted.describer.identity, watch, of_module=of_module)
+
+
+class _Deaf:
+    """Takes the place of a manager that a changed check would be added to."""
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *_: None
