@@ -199,9 +199,9 @@ def test_who_does_not_wait_for_a_compile_does_not_wait_for_the_remote(
     threads: list[str] = []
     fetch = sharing.fetch
 
-    def watched(*arguments: Any) -> Any:
+    def watched(*arguments: Any, **more: Any) -> Any:
         threads.append(threading.current_thread().name)
-        return fetch(*arguments)
+        return fetch(*arguments, **more)
 
     monkeypatch.setattr(sharing, "fetch", watched)
     assert compiled(machine("two"), options={"mode": "async+subprocess"}) == (0, 1)
