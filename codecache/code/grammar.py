@@ -80,7 +80,7 @@ TORCH_MODULES = frozenset(
 )  # fmt: skip
 
 #: Other functions of torch, by module and name. Those without arguments return state that a worker enters and that is
-#: part of each key (`switches`).
+#: part of each key (`global_state`).
 TORCH_NAMES = frozenset(
     ("torch._check", "torch._check_index", "torch._check_is_size", "torch._check_not_implemented",
      "torch._check_tensor_all", "torch._check_type", "torch._check_value", "torch._check_with", "torch.is_tensor",

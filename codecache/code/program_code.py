@@ -207,7 +207,7 @@ class SentCode:
     """The part sent to a worker: digests of code that it runs, and the names of the graph's dependencies.
 
     `configured` are digests of option values that are not plain data and are sent by name. `operators` and `registered`
-    are pickled code that a worker can't import: see `by_value`.
+    are pickled code that a worker can't import: see `pickled_definitions`.
     """
 
     digests: Mapping[str, str]

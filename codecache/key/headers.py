@@ -1,6 +1,6 @@
 """Identify by content the headers that generated C++ includes, as the compiler itself lists them.
 
-    a source of each kind (`included`) ──▶ g++ -M -v ──▶ files it reads    ──▶ their names and digests
+    a source of each kind (`included_headers`) ──▶ g++ -M -v ──▶ files it reads    ──▶ their names and digests
                                                    └──▶ where it searches ──▶ directories in which others may appear
 
 A header counts by its content, whichever of CPATH, an edit or another installation put it there. The compiler runs once

@@ -3,7 +3,7 @@
 Asking a compiler for its version starts a process, so the answer is cached in memory and, for the next process, beside
 the graphs (`probe_cache`). If the compiler command is a script or `ccache`, its file does not determine what it runs,
 so each process asks again. A version is only the program's own report: the content of the compiler's programs is also
-part of the key (`programs`), as is that of the headers that generated sources include (`headers`).
+part of the key (`compiler_programs`), as is that of the headers that generated sources include (`headers`).
 
 Facts contain no paths: values from the environment are stored as digests.
 

@@ -152,7 +152,7 @@ class RemoteLevel:
             self._idle.append(client)
 
     def read(self, client: Client, name: str, most: int, deadline: Deadline) -> bytes | None:
-        """Return the authenticated content of a value, None if it does not exist. Raises as `values.unpack`."""
+        """Return the authenticated content of a value, None if it does not exist. Raises as `remote_values.unpack`."""
         sealed = client.get(name, remote_values.sealed_bytes(most), deadline)
         return None if sealed is None else remote_values.unpack(self._keyring, name, sealed, most)
 

@@ -2,7 +2,7 @@
 
     offer ──▶ queue of names ──▶ thread: read from the local store, seal, put ──▶ remote
                                    │ remote is down: wait, probe, continue
-    process ends ──▶ at most `AT_EXIT` seconds, then a mark for the next process (`pending.py`)
+    process ends ──▶ at most `AT_EXIT` seconds, then a mark for the next process (`pending_uploads`)
 
 The queue holds names only, so a long queue takes little memory. Blobs are uploaded before their entry, and the entry
 before its name in the index, so that readers see no entry without its blobs, unless the server has removed them. An

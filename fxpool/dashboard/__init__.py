@@ -1,4 +1,4 @@
-"""`fxpool dashboard`: a local web page about this host's servers and the store. Only `code_child` imports torch.
+"""`fxpool dashboard`: a local web page about this host's servers and the store. Only `generated_code` imports torch.
 
     browser ──GET──▶ web ──▶ application ──▶ pool_view   (a visitor's connection to each server: status, history)
        ▲                        │   └──────▶ store_view  (the files of the store)

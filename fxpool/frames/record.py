@@ -1,7 +1,7 @@
 """One frame as it is kept: Dynamo's byte code, its guards, and what tracing depended on besides them.
 
 `fit` builds the guards on the objects of another process, and compares everything. A new record has the facts that
-`fit` reads: see `making`.
+`fit` reads: see `record_making`.
 
 Names that Dynamo gave to globals of the frame's module are numbered in a record, and get new names in each process.
 """

@@ -4,7 +4,7 @@ A worker compiles for devices that it does not see. Their facts are sent with th
 several equal devices the code uses is decided when it is loaded. If lowering needs an answer that only a device can
 give, the graph is compiled by a worker that sees the devices; this is counted under the reason.
 
-    parent: `placement`  ──▶ facts, in the key and the request ──▶ worker: `answered`
+    parent: `device_placement`  ──▶ facts, in the key and the request ──▶ worker: `answered`
                └─▶ indices ──▶ load: the code's devices
 """
 

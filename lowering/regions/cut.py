@@ -1,6 +1,6 @@
 """Chooses the cuts of a graph: equal calls first, the remaining nodes in parts large enough to keep the cores busy.
 
-Combines the numbers of `plan` with the cuts that `traced` allows and the pieces that `pieces` considers equal.
+Combines the numbers of `plan` with the cuts that `cut_points` allows and the pieces that `pieces` considers equal.
 """
 
 from __future__ import annotations

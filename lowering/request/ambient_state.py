@@ -1,9 +1,9 @@
 """The process state that affects compiled code, in one record.
 
 It is captured once per request, hashed into the key, and re-entered in the worker and in any thread that loads an
-entry. It consists of global switches (`torch_compat.switches`), configuration (`torch_compat.configs`), the code that
-the configuration refers to, and the environment variables that torch and Triton read at every compile (`variables`).
-State that cannot be re-entered (`torch_compat.thread_state`) is refused by name.
+entry. It consists of global switches (`torch_compat.state.global_state`), configuration (`torch_compat.configs`), the
+code that the configuration refers to, and the environment variables that torch and Triton read at every compile
+(`environment_variables`). State that cannot be re-entered (`torch_compat.thread_state`) is refused by name.
 """
 
 from __future__ import annotations

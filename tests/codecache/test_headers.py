@@ -326,7 +326,8 @@ def script(path: Path, text: str) -> str:
 def key_with(compiler: str, root: str | None, program: str = "") -> str:
     """The digest in a process that has this compiler, and what else `program` sets."""
     text = f"{program}\nimport sys\nfrom fxpool.codecache.key import headers, toolchain\n"
-    text += "from fxpool.torch_compat.cpp import compile_commands, included_headers\ncompile_commands.HEADER = '#include <mine.h>'\n"
+    text += "from fxpool.torch_compat.cpp import compile_commands, included_headers\n"
+    text += "compile_commands.HEADER = '#include <mine.h>'\n"
     text += "included_headers._NAMES['kernels'] = ()\nheaders._SETTLED = -1000.0\n"
     text += f"print(toolchain.key_facts({root!r}, [included_headers.KERNELS])['headers_kernels'])"
     environment = {**os.environ, "CXX": compiler}

@@ -163,7 +163,7 @@ _DEFAULTS = ("__defaults__", "__kwdefaults__")
 
 
 def _is_constant(name: str, value: str) -> bool:
-    """Return whether a name is meant to stay as it is: flags in lower case are state, which `switches` captures."""
+    """Return whether a name is meant to stay as it is: flags in lower case are state, which `global_state` captures."""
     if name.startswith("__") or name.endswith("_doc"):
         return name in _DEFAULTS
     return value not in ("None", "True", "False") or name.isupper()

@@ -1,9 +1,9 @@
 """Finds constants of torch's modules and classes, and defaults of functions, that a program set to other values.
 
 Constants are names that torch's source assigns once, a literal (a number, a text, a container of them) or a display of
-a container, and that no code of torch assigns again or writes to (`torch_sources`, `literals`, `displays`). Of other
-containers only code that the program put there is found. To compare 1,900 constants takes 30 ms for a process's first
-key and 1 ms for others.
+a container, and that no code of torch assigns again or writes to (`torch_sources`, `assigned_literals`,
+`container_displays`). Of other containers only code that the program put there is found. To compare 1,900 constants
+takes 30 ms for a process's first key and 1 ms for others.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["Change", "changed"]
 
 
 class Change(NamedTuple):
-    """One changed constant. `traced_only` as in `namespaces`, which finds code in its place.
+    """One changed constant. `traced_only` as in `changed_namespaces`, which finds code in its place.
 
     `value` is its text, or a tuple of what a container has that is not plain data.
     """
@@ -143,7 +143,7 @@ def _readable(sources: torch_sources.Sources) -> tuple[list[tuple[types.ModuleTy
     modules: list[tuple[types.ModuleType, bool]] = []
     unread: list[Change] = []
     for name, module, traced in changed_namespaces.examined_modules():
-        # A module without a loader is an object that torch put in the place of one; `switches` captures its flags.
+        # A module without a loader is an object that torch put in the place of one; `global_state` captures its flags.
         if torch_sources.file_of(module) and module.__loader__ is not None:
             try:
                 sources.constants(module)
@@ -235,7 +235,7 @@ def _getter(module: types.ModuleType, path: str) -> tuple[Any, Callable[[], Any]
         owner = vars(owner).get(part) if hasattr(owner, "__dict__") else None
         owner = owner.__func__ if isinstance(owner, (staticmethod, classmethod)) else owner
     if name in ("__defaults__", "__kwdefaults__"):
-        # Else it is a wrapper, or a function in torch's place: `namespaces` finds the program's.
+        # Else it is a wrapper, or a function in torch's place: `changed_namespaces` finds the program's.
         is_defined = (
             type(owner) is types.FunctionType
             and owner.__code__.co_name == outer[-1]

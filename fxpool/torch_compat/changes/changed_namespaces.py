@@ -1,7 +1,7 @@
 """Finds code in torch's modules and classes that a program put there: its own, or torch's from another place.
 
 A worker has a fresh torch. So a graph may be traced in a worker only if the program's process has the same functions in
-the same places; `own_code` tells whose a function is, and `substitutes` whether it is in its place.
+the same places; `code_owner` tells whose a function is, and `substituted_values` whether it is in its place.
 
 Only modules are read that AOTAutograd or Inductor runs. Each namespace is examined once, and again if one of its values
 is another object: comparing 24,000 of them takes 1 ms.

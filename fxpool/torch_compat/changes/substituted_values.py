@@ -1,6 +1,6 @@
 """Tells whether a value of torch stands where torch's text has another one.
 
-`own_code` tells whose code a value is. A program may also put one function of torch in the place of another:
+`code_owner` tells whose code a value is. A program may also put one function of torch in the place of another:
 ``torch.layer_norm = torch.instance_norm``. A fresh torch has the original, so such a place counts as changed.
 """
 

@@ -113,7 +113,7 @@ class Sources:
         return self._imports[name]
 
     def binding(self, module: types.ModuleType, name: str) -> str | None:
-        """Return what a module's text binds a name to, as `bindings` describes it; None if it is not bound there."""
+        """Return what a module's text binds a name to (see `name_bindings`); None if it is not bound there."""
         facts = self._facts(module)
         if name not in facts.bound:
             if module.__name__ not in self._bound:

@@ -3,7 +3,7 @@
 A generated module hands such a source to Inductor, which runs the compiler and loads the resulting library. In a worker
 the library is built but not loaded (`collecting`); the process that calls the graph loads its bytes (`opened`).
 
-    cpp      g++: a library of plain C functions (Inductor's ordinary kernels have Python bindings: see `commands`)
+    cpp      g++: a library of plain C functions (ordinary kernels have Python bindings: `compile_commands`)
     halide   Halide's generator in a separate process, then g++; all its kernels share one runtime library
     cuda     nvcc
     rocm     ROCm's clang

@@ -63,8 +63,8 @@ def plain(facts: DeviceFacts) -> dict[str, Any]:
     return {**msgspec.to_builtins(facts), "target": facts.target, "described": facts.described()}
 
 
-# Usable memory depends on the driver's share, and is part of a key only if lowering decides by it (`placement`). The
-# other properties identify or locate one device.
+# Usable memory depends on the driver's share, and is part of a key only if lowering decides by it
+# (`device_placement`). The other properties identify or locate one device.
 _OF_ONE_DEVICE = frozenset(("uuid", "pci_bus_id", "pci_device_id", "pci_domain_id", "total_memory"))
 
 

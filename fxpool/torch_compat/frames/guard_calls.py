@@ -1,4 +1,4 @@
-"""Hears by which calls Dynamo makes a frame's guards: see `tree`. Guards of other kinds stay with Dynamo."""
+"""Hears by which calls Dynamo makes a frame's guards: see `guard_tree`. Guards of other kinds stay with Dynamo."""
 
 from __future__ import annotations
 

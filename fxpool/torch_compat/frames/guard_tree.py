@@ -1,6 +1,6 @@
 """Most of a frame's guards as the calls that make them: managers, each for one object, and the checks on them.
 
-Dynamo makes a guard from a description (a source and a kind), by several calls of torch's. `listening` writes these
+Dynamo makes a guard from a description (a source and a kind), by several calls of torch's. `guard_calls` writes these
 calls down, and `grow` repeats them on the objects of another process, in a fraction of the time. Three kinds of
 argument stand for live objects, which have to be as they were: the address of an object, that of its type, a tensor.
 

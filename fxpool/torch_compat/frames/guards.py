@@ -67,7 +67,7 @@ class GuardsDifferError(Exception):
 
 
 class Guards(msgspec.Struct, frozen=True, kw_only=True):
-    """A frame's guards as plain data (`plain.Writer`). `rows` are (source, kind, arguments, keywords)."""
+    """A frame's guards as plain data (`plain_sources.Writer`). `rows` are (source, kind, arguments, keywords)."""
 
     sources: list[Any]
     rows: list[list[Any]]

@@ -105,7 +105,7 @@ def of_operator(name: str) -> list[OperatorOverride]:
 
 
 def for_a_worker(wanted: Callable[[Entry], bool]) -> list[bytes]:
-    """Return the program's functions in tables by operator, for `by_value.settle_registrations`."""
+    """Return the program's functions in tables by operator, for `pickled_definitions.settle_registrations`."""
     sent = {table.name: table.module for table in TABLES if table.is_sent}
     chosen = (
         (sent[table], table, entry.key, entry.value)

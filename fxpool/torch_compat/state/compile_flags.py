@@ -1,4 +1,4 @@
-"""Flags that torch holds around the call of a backend: `switches` has them, so a worker holds its client's.
+"""Flags that torch holds around the call of a backend: `global_state` has them, so a worker holds its client's.
 
 Formulas of operators, backwards, fake rules and lowerings run while a worker compiles, and can ask for them. They are
 read when a graph is captured, and not set to a value of fxpool's: what Dynamo holds differs between releases. torch's

@@ -1,4 +1,4 @@
-"""`bindings` reads what a module's names are bound to."""
+"""`name_bindings` reads what a module's names are bound to."""
 
 from __future__ import annotations
 

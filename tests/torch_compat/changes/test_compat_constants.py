@@ -1,4 +1,4 @@
-"""`constants` finds what a program set to other values than torch's source has."""
+"""`changed_constants` finds what a program set to other values than torch's source has."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_defaults_of_functions_are_found(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_defaults_of_a_function_in_the_place_of_torch_s_are_not_its(monkeypatch: pytest.MonkeyPatch) -> None:
-    def dropout(input: Any, p: float = 0.25) -> Any:  # `namespaces` finds the program's functions
+    def dropout(input: Any, p: float = 0.25) -> Any:  # `changed_namespaces` finds the program's functions
         return input
 
     monkeypatch.setattr(F, "dropout", dropout)

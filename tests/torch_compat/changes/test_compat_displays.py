@@ -1,4 +1,4 @@
-"""`displays` compares containers with the displays that made them."""
+"""`container_displays` compares containers with the displays that made them."""
 
 from __future__ import annotations
 

@@ -22,7 +22,8 @@ for name in ("fxpool", "fxpool.torch_compat", "fxpool.torch_compat.changes"):
 from fxpool.torch_compat.changes import assigned_literals, name_bindings
 
 code = compile(sys.stdin.read(), "<module>", "exec")
-assigned, body, bound = assigned_literals.assigned(code), assigned_literals.body(code), name_bindings.bindings(code, "package")
+assigned, body = assigned_literals.assigned(code), assigned_literals.body(code)
+bound = name_bindings.bindings(code, "package")
 print(json.dumps({
     "written": [sorted(map(str, part)) for part in (assigned.variables, assigned.attributes, assigned.contents)],
     "literals": {name: str(value) for name, value in sorted(body.literals.items())},

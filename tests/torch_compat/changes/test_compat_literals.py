@@ -1,4 +1,4 @@
-"""`literals` reads constants from compiled code."""
+"""`assigned_literals` reads constants from compiled code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`namespaces` finds the program's code in torch's places."""
+"""`changed_namespaces` finds the program's code in torch's places."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`substitutes` finds functions and classes of torch in the place of others of torch."""
+"""`substituted_values` finds functions and classes of torch in the place of others of torch."""
 
 from __future__ import annotations
 

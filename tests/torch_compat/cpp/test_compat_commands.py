@@ -1,4 +1,4 @@
-"""`commands` has Inductor's compiler command for libraries of kernels, and collects its C++ kernels uncompiled."""
+"""`compile_commands` has the compiler command for libraries of kernels, and collects its C++ kernels uncompiled."""
 
 from __future__ import annotations
 

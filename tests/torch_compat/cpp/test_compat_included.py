@@ -1,4 +1,4 @@
-"""`included` knows the headers that Inductor's sources name, and its flags."""
+"""`included_headers` knows the headers that Inductor's sources name, and its flags."""
 
 from __future__ import annotations
 

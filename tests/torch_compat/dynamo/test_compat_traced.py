@@ -1,4 +1,4 @@
-"""`traced` reads Dynamo's counts: functions that ran eagerly, and the switch or the reason for it."""
+"""`traced_functions` reads Dynamo's counts: functions that ran eagerly, and the switch or the reason for it."""
 
 from __future__ import annotations
 

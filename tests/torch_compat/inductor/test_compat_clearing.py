@@ -1,4 +1,4 @@
-"""`clearing` hears of the calls by which a program clears torch's caches: fxpool's entries go with them."""
+"""`hooks` hears of the calls by which a program clears torch's caches: fxpool's entries go with them."""
 
 from __future__ import annotations
 

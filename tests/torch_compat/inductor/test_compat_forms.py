@@ -1,4 +1,4 @@
-"""`forms` brings graphs that take or return nested structures into Dynamo's flat form, and their callables back."""
+"""`graph_forms` brings graphs that take or return nested structures into Dynamo's flat form, and callables back."""
 
 from __future__ import annotations
 

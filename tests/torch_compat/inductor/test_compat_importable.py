@@ -1,4 +1,4 @@
-"""`importable` finds ways to a wrapper's objects that import no compiler: a hit loads without it."""
+"""`import_paths` finds ways to a wrapper's objects that import no compiler: a hit loads without it."""
 
 from __future__ import annotations
 

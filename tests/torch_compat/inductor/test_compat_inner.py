@@ -1,4 +1,4 @@
-"""`inner` takes one graph after AOTAutograd through Inductor: the level for graphs whose Dynamo form can't be sent."""
+"""`aot_graph` takes one graph after AOTAutograd through Inductor: for Dynamo graphs that can't be sent."""
 
 from __future__ import annotations
 

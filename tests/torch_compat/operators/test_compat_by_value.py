@@ -1,4 +1,4 @@
-"""`by_value` sends operators and registrations whose code no import makes: what arrives works like what was sent."""
+"""`pickled_definitions` sends operators and registrations whose code no import makes, and they work as in the sender."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`otherwise` ends a compile that meets an operator for which the program registered something else."""
+"""`operator_overrides` ends a compile that meets an operator for which the program registered something else."""
 
 from __future__ import annotations
 

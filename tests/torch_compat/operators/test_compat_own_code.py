@@ -1,4 +1,4 @@
-"""`own_code` tells torch's code from the program's, by its file and not by the names that it claims."""
+"""`code_owner` tells torch's code from the program's, by its file and not by the names that it claims."""
 
 from __future__ import annotations
 

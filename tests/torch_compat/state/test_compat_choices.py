@@ -1,4 +1,4 @@
-"""`choices` captures how a program has Inductor tile, fuse and tune kernels, and applies it in a worker."""
+"""`inductor_choices` captures how a program has Inductor tile, fuse and tune kernels, and applies it in a worker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`switches` captures the global state that shapes compiled code, and puts another thread or process into it."""
+"""`global_state` captures the global state that shapes compiled code, and puts another thread or process into it."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_almost_every_switch_can_be_read_in_this_build() -> None:
     } == set()
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning")  # of experimental back ends, as `switches` ignores them
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of experimental back ends, as `global_state` ignores them
 def test_every_switch_can_be_set_to_what_it_is() -> None:
     state = global_state.capture()
     for name, (_, write) in TABLE.items():
