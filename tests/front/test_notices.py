@@ -25,7 +25,7 @@ REPLAYED = "fxpool/pool/wire/logs.py"
 OF_THE_SERVER = {
     *(
         f"fxpool/pool/server/{name}.py"
-        for name in ("callers", "clients", "dispatcher", "farms", "job_limits", "pauses")
+        for name in ("caller_messages", "clients", "dispatcher", "farms", "job_limits", "measurement_pause")
     ),
     *(f"fxpool/pool/server/{name}.py" for name in ("server", "stale_server", "workers")),
 }

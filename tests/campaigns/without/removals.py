@@ -43,7 +43,7 @@ REMOVALS = (
             ["codecache/test_cacheable.py::test_functions",
              "codecache/test_cacheable.py::test_higher_order_operators_as_torch_decides"]),
     # An entry with conditions is never served.
-    Removal(4, _LOOKUP, "        if not effects.guards_hold(entry.guards, values):", "        if entry.guards:",
+    Removal(4, _LOOKUP, "        if not side_effects.guards_hold(entry.guards, values):", "        if entry.guards:",
             ["lowering/artifact/test_shapes.py::test_guards_of_a_hit_are_added_to_the_callers_shapes",
              "lowering/artifact/test_shapes.py::test_a_guard_of_lowering_makes_a_second_entry_under_one_key"]),
     # Nothing is looked up.
@@ -65,7 +65,7 @@ REMOVALS = (
             ["codecache/test_local_store.py::test_damaged_blobs_are_set_aside_and_counted"]),
     # Inductor compiles its C++ kernels itself.
     Removal(11, "lowering/worker/compiler.py",
-            "                commands.collecting(self.cpp.take, self.cpp.begin),\n", "",
+            "                compile_commands.collecting(self.cpp.take, self.cpp.begin),\n", "",
             ["lowering/cpp/test_cpp_wrappers.py::test_a_hit_calls_no_compiler"]),
     # The generated text is missing in tracebacks.
     Removal(12, _OUTPUT_CODE, "        linecache.cache[wrapper.name] = (", "        _ = (",
@@ -104,7 +104,7 @@ REMOVALS = (
             ["lowering/fallback/test_failures.py::test_a_killed_worker_costs_a_retry"]),
     # A worker compiles under its own switches, configuration and passes.
     Removal(21, "lowering/worker/compiler.py",
-            "    with ambient.entered(request.ambient), log_state", "    with log_state",
+            "    with ambient_state.entered(request.ambient), log_state", "    with log_state",
             ["lowering/request/test_configured_code.py::test_a_vouched_pass_of_the_options_runs_in_a_worker"]),
     # The wish for graphs is not passed on; nor, of one after AOTAutograd, what it was compiled with.
     Removal(22, "fxpool/torch_compat/inductor/aot_graph.py", "    arguments = dict(arguments)\n    if arguments.get",
@@ -122,7 +122,7 @@ REMOVALS = (
             "{id(tensor): number for number, tensor in enumerate(tensors)}", "dict[int, int]()",
             ["lowering/fallback/test_kept_after_autograd.py::test_frozen_weights_are_not_in_the_store"]),
     # A worker builds a package under its own configuration.
-    Removal(25, "lowering/worker/packages.py", "        ambient.entered(request.ambient),\n", "",
+    Removal(25, "lowering/worker/packages.py", "        ambient_state.entered(request.ambient),\n", "",
             ["lowering/test_packages.py::test_what_follows_from_constants_is_split_off_where_that_is_wanted"]),
     Removal(26, "lowering/cpp/built_libraries.py", _LIBRARIES,
             "        with source_kernels.collecting(self._take_kernel):",

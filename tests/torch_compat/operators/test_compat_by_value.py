@@ -1,4 +1,4 @@
-"""`pickled_definitions` sends operators and registrations whose code no import makes, and they work as in the sender."""
+"""`pickled_definitions` sends operators and registrations that no import makes, and they work as in the sender."""
 
 from __future__ import annotations
 
