@@ -43,9 +43,9 @@ def test_it_imports_small_modules_only() -> None:
     assert _imported(TORCH_DEVICE_BACKEND_AUTOLOAD="1") == repr(
         [
             "fxpool",
+            "fxpool.child_python",
             "fxpool.lowering",
             "fxpool.lowering.autoload",
-            "fxpool.child_python",
             "fxpool.torch_compat",
             "fxpool.torch_compat.inductor",
             "fxpool.torch_compat.inductor.cache_artifacts",
