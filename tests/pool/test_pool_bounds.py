@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from pool_place import Place, until
 
@@ -26,7 +27,10 @@ def run(client: PoolClient, function: str, data: bytes = b"", **settings: Any) -
 
 
 def nobody_eats(place: Place) -> bool:
-    return not [process for process in place.processes() if process.name().startswith("python")]
+    try:
+        return not [process for process in place.processes() if process.name().startswith("python")]
+    except psutil.NoSuchProcess:  # one ended while it was looked at
+        return False
 
 
 def test_over_its_time_it_has_one_more_chance(client: PoolClient, caplog: pytest.LogCaptureFixture) -> None:
