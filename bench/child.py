@@ -306,7 +306,7 @@ def use(backend: str, size: str) -> dict[str, Any]:
     function = compiled(model, backend)
     result = call(function, tokens, "infer")
     if backend == "fxpool":
-        # Calls meanwhile would take the cores from the compile: here they are left to it, as by a program that waits.
+        # Calls during the compile would take cores from it. None are made, as in a program that waits.
         fxpool.wait(LIMIT_SECONDS)
         result = call(function, tokens, "infer")
         if not all(one["compiled_calls"] for one in fxpool.wait(0)):

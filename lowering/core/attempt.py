@@ -194,11 +194,11 @@ class Attempt:
     @contextlib.contextmanager
     def timed(self, phase: str) -> Iterator[None]:
         """Add the duration of the ``with`` block to the seconds of a phase."""
-        begun = time.perf_counter()
+        started = time.perf_counter()
         try:
             yield
         finally:
-            seconds = time.perf_counter() - begun
+            seconds = time.perf_counter() - started
             self.spent(phase, seconds)
             if events.listening():
                 now = time.monotonic()

@@ -84,11 +84,11 @@ def answered(request: CompileRequest, ask: Ask | None = None) -> Iterator[KnownA
         yield answers
 
 
-Begun = Callable[["subprocess.Popen[str]"], None]
+OnStart = Callable[["subprocess.Popen[str]"], None]
 
 
-def _library(toolchain_dir: str | None, begun: Begun | None = None) -> str:
-    """Return the path of the library that answers torch's C++; build it if it is missing. `begun` is called with the
+def _library(toolchain_dir: str | None, on_start: OnStart | None = None) -> str:
+    """Return the path of the library that answers torch's C++; build it if it is missing. `on_start` is called with the
     compiler's process, which then has its own process group."""
     version: Any = torch.version
     tool_facts = sorted(toolchain.toolchain_facts(toolchain_dir).items())
@@ -99,7 +99,7 @@ def _library(toolchain_dir: str | None, begun: Begun | None = None) -> str:
         try:
             directories.make_private(directory)
             with filelock.FileLock(os.path.join(directory, f"{name}.lock"), timeout=_PATIENCE, mode=0o600):
-                return _kept(directory, name) or _made(directory, name, begun)
+                return _kept(directory, name) or _made(directory, name, on_start)
         except (OSError, StoreError) as error:  # full, read-only, or another process never finishes it
             log.warning("could not store the library that stands in for GPUs: %s", error)
     return _made(os.environ["TORCHINDUCTOR_CACHE_DIR"], name)  # the job's own
@@ -121,7 +121,7 @@ def library_ahead(toolchain_dir: str | None) -> None:
     running: list[subprocess.Popen[str]] = []
     ending = forks.event()
 
-    def begun(compiler: subprocess.Popen[str]) -> None:
+    def on_start(compiler: subprocess.Popen[str]) -> None:
         running.append(compiler)
         if ending.is_set():
             end()
@@ -129,7 +129,7 @@ def library_ahead(toolchain_dir: str | None) -> None:
     def make() -> None:
         try:
             if toolchain.find_compiler(toolchain_dir) is not None:
-                _library(toolchain_dir, begun)
+                _library(toolchain_dir, on_start)
         except Exception as error:  # the first graph that needs it reports the error
             log.debug("could not build the library ahead of the first graph: %s", error)
 
@@ -157,7 +157,7 @@ def _kept(directory: str, name: str) -> str | None:
     return path if digest == held else None
 
 
-def _made(directory: str, name: str, begun: Begun | None = None) -> str:
+def _made(directory: str, name: str, on_start: OnStart | None = None) -> str:
     compiler = toolchain.require_compiler()
     path = os.path.join(directory, f"{name}.so")
     with tempfile.TemporaryDirectory(dir=directory, prefix="building-") as scratch:
@@ -166,10 +166,14 @@ def _made(directory: str, name: str, begun: Begun | None = None) -> str:
             file.write(device_guard.SOURCE)
         command = device_guard.command(compiler.path, source, made)
         running = subprocess.Popen(
-            command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=begun is not None
+            command,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=on_start is not None,
         )
-        if begun is not None:
-            begun(running)
+        if on_start is not None:
+            on_start(running)
         _, complaint = running.communicate()
         if running.returncode != 0:
             from fxpool.torch_compat.cuda.device_answers import UnansweredError  # as in `_answering`

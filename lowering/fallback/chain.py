@@ -39,19 +39,19 @@ def compile_with_fallback(
     gm: torch.fx.GraphModule,
     inputs: Sequence[Any],
     attempt: Attempt,
-    begun: Callable[[], Any] | None = None,
+    started: Callable[[], Any] | None = None,
     *,
     in_pieces: Cutter | None = None,
 ) -> Any:
     """Return the callable for one Dynamo graph, from the first level that works.
 
-    `inputs` are the graph's, fake or real. `begun` waits for the first level's result, if the caller has already
+    `inputs` are the graph's, fake or real. `started` waits for the first level's result, if the caller has already
     started that level; the result is returned unchanged. `in_pieces` cuts the graph if pieces are wanted. Raises what
     compiling in this process raises, and `attempt`'s errors under ``strict``.
     """
     cause: BaseException | None = None
     try:
-        return begun() if begun is not None else dynamo_graph.compile_graph(gm, inputs, attempt, in_pieces)
+        return started() if started is not None else dynamo_graph.compile_graph(gm, inputs, attempt, in_pieces)
     except CannotTravelError as error:
         attempt.step_down(error.reason, error)
     except CannotReturnError as error:

@@ -246,9 +246,9 @@ class _Job:
     def finish(self, waiting: Pending | None) -> None:
         """Use the compiled piece, or the next level of the fallback chain. Raises what that raises."""
         made = self.call
-        begun = waiting.result if waiting is not None else (lambda: made) if made is not None else None
+        started = waiting.result if waiting is not None else (lambda: made) if made is not None else None
         with tracing.reentered(self._context), _recorded(self.attempt):
-            self.call = chain.compile_with_fallback(self._piece.gm, self._piece.inputs, self.attempt, begun)
+            self.call = chain.compile_with_fallback(self._piece.gm, self._piece.inputs, self.attempt, started)
 
 
 @contextlib.contextmanager

@@ -152,7 +152,7 @@ REMOVALS = (
             ["measurement/test_measure.py::test_one_process_after_the_other"]),
     # Every graph is compiled after AOTAutograd.
     Removal(31, _CHAIN,
-            "        return begun() if begun is not None "
+            "        return started() if started is not None "
             "else dynamo_graph.compile_graph(gm, inputs, attempt, in_pieces)",
             '        raise CannotTravelError("removed", "removed")',
             ["lowering/test_controls.py::test_torch_s_counters_say_what_they_say_of_its_own_caches"]),
