@@ -77,7 +77,7 @@ def _package_of(path: str, packages: Iterable[str]) -> str:
 def _digest(package: str) -> str:
     checked, digest = _digests.get(package, (0.0, ""))
     now = time.monotonic()
-    if not digest or now - checked > _CHECKED_FOR:
+    if not digest or not 0 <= now - checked <= _CHECKED_FOR:  # a restored process may have an earlier clock
         digest = digest_package(sys.modules[package])
         _digests[package] = now, digest
     return digest

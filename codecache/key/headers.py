@@ -115,10 +115,10 @@ def _listing(
     known, checked = _known.get(question, (None, 0.0))
     now = time.monotonic()
     if isinstance(known, UnlistedError):
-        if now - checked < _FAILED_FOR:
+        if 0 <= now - checked < _FAILED_FOR:  # a restored process may have an earlier clock
             raise known
     elif known is not None:
-        if now - checked < _CHECKED_FOR:
+        if 0 <= now - checked < _CHECKED_FOR:
             return known
         if known.holds():
             _known[question] = known, now

@@ -37,18 +37,49 @@ OF_CPU = frozenset(("libc", "cpu_capability", "cpu_extensions"))
 _GIVEN_TO_TRITON = ("TRITON_PTXAS_PATH", "TRITON_PTXAS_BLACKWELL_PATH", "TRITON_LIBDEVICE_PATH",
                     "TRITON_PLUGIN_PATHS", "LLVM_PASS_PLUGIN_PATH")  # fmt: skip
 
-_found: Facts = {}
+#: Changes at each start of a kernel, and is another one on another machine.
+BOOT_ID = "/proc/sys/kernel/random/boot_id"
+# The facts, and the boot that they are of.
+_found: tuple[str, Facts] | None = None
 _installed: dict[str, str] = {}
 
 
 def system_facts(root: str | None = None) -> Facts:
-    """Identify torch, Triton, Python, fxpool and the CPU. Cached per process, except files named by the environment.
+    """Identify torch, Triton, Python, fxpool and the CPU. Cached until `forget_machine`, except files named by the
+    environment.
 
     `root` is the store's directory, where digests of installed packages are cached for the next process.
     """
-    if not _found:
-        _found.update(_system_facts(root))
-    return {**_found, **_assemblers(root)}
+    global _found
+    boot, found = notice_machine(), _found
+    if found is None:
+        found = _found = boot, _system_facts(root)
+    return {**found[1], **_assemblers(root)}
+
+
+def notice_machine() -> str:
+    """Return the id of this boot. If it changed, forget the old machine: a checkpoint was restored on another one.
+
+    Takes 10 us.
+    """
+    try:
+        with open(BOOT_ID, encoding="ascii") as file:
+            boot = file.read().strip()
+    except OSError:
+        boot = ""
+    if _found is not None and _found[0] != boot:
+        forget_machine()
+    return boot
+
+
+def forget_machine() -> None:
+    """Have the next key read the facts of the machine again."""
+    global _found
+    _found = None
+    for name in ("cuda.device_facts", "cpp.instruction_sets"):
+        module = sys.modules.get(f"fxpool.torch_compat.{name}")
+        if module is not None:
+            module.forget()
 
 
 def _system_facts(root: str | None) -> Facts:

@@ -14,7 +14,6 @@ This module imports neither torch nor any other slow package, because the comman
 from __future__ import annotations
 
 import errno
-import functools
 import hashlib
 import os
 import re
@@ -101,9 +100,9 @@ def write_error(message: str, error: OSError, remedy: str = "") -> StoreWriteErr
     return StoreWriteError(message, reason, os.strerror(error.errno or 0), remedy=remedy)
 
 
-@functools.cache
 def _host_tag() -> str:
-    # A digest, since node names may hold characters that a file name should not.
+    # Not cached, as a restored process may be on another host. A digest, since node names may hold characters that a
+    # file name should not.
     return hashlib.sha256(os.uname().nodename.encode()).hexdigest()[:10]
 
 

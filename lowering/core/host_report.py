@@ -65,7 +65,8 @@ def _counted() -> dict[str, Any]:
 
 def graph_done() -> None:
     """Report if the last report is older than `_INTERVAL`. Takes microseconds otherwise."""
-    if time.monotonic() - runtime.part(_Reports).last > _INTERVAL:
+    # A restored process may have an earlier clock.
+    if not 0 <= time.monotonic() - runtime.part(_Reports).last <= _INTERVAL:
         report()
 
 

@@ -8,7 +8,7 @@ import os
 import torch
 
 from fxpool.codecache.graph.graph_codec import EncodedGraph
-from fxpool.codecache.key import toolchain
+from fxpool.codecache.key import system_facts, toolchain
 from fxpool.errors import CannotTravelError
 from fxpool.torch_compat.cuda import device_facts
 from fxpool.torch_compat.cuda.device_facts import DeviceFacts
@@ -53,6 +53,7 @@ def placement_of(encoded: EncodedGraph, default: str | None, toolchain_dir: str 
     """Return the CUDA devices of an encoded graph; `default` is the current default device."""
     if "cuda" not in encoded.devices or torch.version.hip or not torch.cuda.is_available():
         return Placement(tuple(encoded.indices))  # an argument can name a device that this host lacks
+    system_facts.notice_machine()
     indices, current, here = list(encoded.indices), 0, torch.cuda.current_device()
     if (encoded.current_named or default is not None or not indices) and here not in indices:
         indices += range(len(indices), here + 1) if encoded.own_indices else [here]

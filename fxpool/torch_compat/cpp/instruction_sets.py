@@ -8,6 +8,7 @@ the best set that the CPU reports. If that program builds and loads, every lesse
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -39,6 +40,12 @@ def was_probed() -> bool:
     from torch._inductor import cpu_vec_isa
 
     return bool(cpu_vec_isa.valid_vec_isa_list.cache_info().currsize)
+
+
+def forget() -> None:
+    """Forget the result of Inductor's own probe: this process may go on on another processor."""
+    if (cpu_vec_isa := sys.modules.get("torch._inductor.cpu_vec_isa")) is not None:
+        cpu_vec_isa.valid_vec_isa_list.cache_clear()
 
 
 @contextlib.contextmanager

@@ -91,6 +91,11 @@ def capture(index: int) -> DeviceFacts:
     )
 
 
+def forget() -> None:
+    """Have `capture` read the facts again: this process may go on with other devices."""
+    capture.cache_clear()
+
+
 # Numbers of CUdevice_attribute (CUDA's driver API) for the facts of Triton's driver, by Triton's names. Triton itself
 # takes a second to import, and compiles a module to read them.
 _ATTRIBUTES = {
