@@ -69,7 +69,7 @@ if TYPE_CHECKING:
     from fxpool.config import configure
     from fxpool.explanation.process import ProcessExplanation
     from fxpool.lowering.standalone import Shapes, StandaloneGraph
-    from fxpool.results.data import BackgroundGraph, Stats, StoreSizes
+    from fxpool.results.data import BackgroundGraph, Quiesced, Stats, StoreSizes
     from fxpool.version import __version__
     from fxpool.watch.display import Progress
 
@@ -77,7 +77,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "__version__", "aot_compile", "close", "configure", "do_bench", "errors", "explain", "install", "measure",
-    "measuring", "print_performance", "progress", "standalone_compile", "stats", "timed", "uninstall", "wait",
+    "measuring", "print_performance", "progress", "quiesce", "standalone_compile", "stats", "timed", "uninstall",
+    "wait",
 ]  # fmt: skip
 
 
@@ -248,6 +249,31 @@ def wait(timeout: float | None = None) -> list[BackgroundGraph]:
     if sharing is not None:
         sharing.flush(None if timeout is None else max(0.0, timeout - (time.monotonic() - begun)))
     return graphs
+
+
+def quiesce(timeout: float | None = None, *, stop_server: bool = False) -> Quiesced:
+    """Prepare this process for a checkpoint: end fxpool's threads and children, close its sockets and files.
+
+    First wait up to `timeout` seconds for background compiles and uploads. Then withdraw the compiles that are left,
+    write counters, and disconnect from pool and remote cache. A private server ends; the host's server ends if it is a
+    descendant of this process, or with `stop_server`, after the jobs of its other clients. Call it while no other
+    thread compiles. The next graph works as usual: it finds or starts a server, and reads the facts of its machine
+    again. Idempotent.
+
+    Return plain data: `clean`: nothing of fxpool remains. `remaining`: what does, by `threads`, `children` and
+    `descriptors`. `others`: the same of other libraries, as far as a checkpoint may refuse it. `pending`: labels of
+    graphs whose compile was withdrawn, which stay as they are. `uploads_left`: entries that the next upload or process
+    uploads. `servers_ended`: pids. `mapped`: libraries in cache directories that must exist where the process is
+    restored.
+
+    Raises:
+        errors.ConfigurationError: a setting cannot be parsed.
+    """
+    _require_linux()
+    from fxpool.lowering.core import quiescence
+
+    wait(timeout)
+    return quiescence.quiesce(stop_server=stop_server)
 
 
 def progress(to: str | os.PathLike[str] | IO[str] | None = None) -> Progress:

@@ -69,6 +69,7 @@ class RemoteLevel:
     ) -> None:
         self._access, self._keyring = RemoteAccess(connect, delay, clock), keyring
         self._idle: list[Client] = [connect(delay)]  # imports it, for which no remote is to blame
+        self._is_closed = False
         self._useless: set[str] = set()
         # Before the uploads, which are closed first when the process ends.
         self.leases = Leases(self._access, lambda keys: self.uploads.has_any_of(keys))
@@ -149,7 +150,10 @@ class RemoteLevel:
     def give_back(self, client: Client) -> None:
         """Keep a client whose calls all came to an end."""
         with self._access.lock:
-            self._idle.append(client)
+            if not self._is_closed:
+                self._idle.append(client)
+                return
+        client.close()
 
     def read(self, client: Client, name: str, most: int, deadline: Deadline) -> bytes | None:
         """Return the authenticated content of a value, None if it does not exist. Raises as `remote_values.unpack`."""
@@ -158,14 +162,19 @@ class RemoteLevel:
 
     # ---------------------------------------------------------------- ending
 
-    def close(self) -> None:
-        """Drop the connections. Uploads that are under way end; those that are left are marked for the next process."""
-        self.uploads.close()
+    def close(self) -> int:
+        """Drop the connections. Uploads that are under way end; those that are left are marked for the next process.
+
+        Return how many are left.
+        """
+        left = self.uploads.close()
         self.leases.close()
         with self._access.lock:
             idle, self._idle = self._idle, []
+            self._is_closed = True
         for client in idle:
             client.close()
+        return left
 
 
 class _Look:

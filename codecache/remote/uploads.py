@@ -104,11 +104,11 @@ class Uploads(BackgroundThread):
             self._idle.wait(left)
         return self._idle.is_set()
 
-    def close(self) -> None:
-        """Finish what can be in a moment, and mark the rest for the next process."""
+    def close(self) -> int:
+        """Finish what can be in a moment, and mark the rest for the next process; return how many that are."""
         atexit.unregister(self.close)
         if self._is_closed or self._pid != os.getpid():
-            return
+            return 0
         self.flush(AT_EXIT)
         self._is_closed = True
         self._more.set()
@@ -118,6 +118,7 @@ class Uploads(BackgroundThread):
         self._postpone(left)
         if client is not None:
             client.close()
+        return len(left)
 
     # ---------------------------------------------------------------- the thread
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import TypedDict
 
-__all__ = ["BackgroundGraph", "Compiles", "Counts", "GraphRecord", "HostStats", "Stats", "StoreSizes"]
+__all__ = ["BackgroundGraph", "Compiles", "Counts", "GraphRecord", "HostStats", "Quiesced", "Resources",
+           "Stats", "StoreSizes"]  # fmt: skip
 
 
 class Compiles(TypedDict):
@@ -85,6 +86,29 @@ class BackgroundGraph(TypedDict):
     compiled_calls: int
     swaps: int
     outside_guards: int
+
+
+class Resources(TypedDict):
+    """Parts of a process that a checkpoint may refuse, as text.
+
+    `threads`: names. `children`: pids and command lines. `descriptors`: numbers and targets.
+    """
+
+    threads: list[str]
+    children: list[str]
+    descriptors: list[str]
+
+
+class Quiesced(TypedDict):
+    """The result of `fxpool.quiesce`, which describes each item."""
+
+    clean: bool
+    pending: list[str]
+    uploads_left: int
+    servers_ended: list[int]
+    remaining: Resources
+    others: Resources
+    mapped: list[str]
 
 
 class Stats(Counts):

@@ -54,7 +54,7 @@ class Lines:
     """Writes a line per event. Closes only a file that it opened itself."""
 
     def __init__(self, file: IO[str] | str | os.PathLike[str] | None) -> None:
-        self._descriptor, self._prefix = -1, ""
+        self._descriptor, self._path, self._prefix = -1, "", ""
         self._file: Callable[[], File] = lambda: None
         if file is None:
             # Looked up each time: a program may replace it.
@@ -63,21 +63,27 @@ class Lines:
             opened = file
             self._file = lambda: opened
         else:
-            # Appended to, as several processes may name one file. Non-blocking: a pipe without a reader must not hold
-            # us up.
-            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
-            self._descriptor = os.open(file, flags, 0o666)
+            self._path = os.path.abspath(file)
+            self._open()
         self._closed = False
         self._lock = forks.lock(self, "_lock")
         self._begun = time.monotonic()
         self.name = f"progress {_named(file)}"
+
+    def _open(self) -> None:
+        # Appended to, as several processes may name one file. Non-blocking: a pipe without a reader must not hold us
+        # up.
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
+        self._descriptor = os.open(self._path, flags, 0o666)
 
     def on_state(self, event: State) -> None:
         line = f"{self._prefix}{event.at - self._begun:.3f} {event.graph}: {_told(event)}\n"
         with self._lock:
             if self._closed:
                 return
-            if self._descriptor >= 0:
+            if self._path:
+                if self._descriptor < 0:
+                    self._open()
                 _write_all(self._descriptor, line.encode("utf-8", "backslashreplace"))
             else:
                 _write(self._file(), line)
@@ -85,11 +91,20 @@ class Lines:
     def on_span(self, event: Span) -> None:
         """Ignore spans."""
 
+    def release(self) -> None:
+        """Close the file until the next event."""
+        with self._lock:
+            self._close_file()
+
     def close(self) -> None:
         with self._lock:
-            if not self._closed and self._descriptor >= 0:
-                os.close(self._descriptor)
+            self._close_file()
             self._closed = True
+
+    def _close_file(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
 
 
 class Terminal:
@@ -133,6 +148,17 @@ class Terminal:
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join(_END_SECONDS)
+
+    def release(self) -> None:
+        """Show the rest and end the thread, until the next event."""
+        with self._lock:
+            thread = self._thread if self._pid == os.getpid() and not self._over.is_set() else None
+        if thread is None:
+            return
+        self.close()
+        if not thread.is_alive():
+            self._thread = None
+            self._over.clear()
 
     def _show(self) -> None:
         try:

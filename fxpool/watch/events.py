@@ -18,7 +18,9 @@ from typing import Protocol
 
 from fxpool import forks, notices
 
-__all__ = ["Listener", "Span", "State", "exchange", "listen", "listening", "span", "state", "tell", "unlisten"]
+__all__ = [
+    "Listener", "Span", "State", "exchange", "listen", "listening", "release", "span", "state", "tell", "unlisten",
+]  # fmt: skip
 
 log = notices.logger(__name__)
 
@@ -88,6 +90,13 @@ def unlisten(listener: Listener) -> None:
 def listening() -> bool:
     """Return whether there is a listener, so that facts are worth collecting."""
     return bool(_listeners)
+
+
+def release() -> None:
+    """Have listeners with a method `release` end threads and close files, until their next event."""
+    for listener in _listeners:
+        with _dropped_if_it_raises(listener):
+            getattr(listener, "release", lambda: None)()
 
 
 def exchange(old: Collection[Listener], new: Iterable[Listener]) -> None:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from fxpool.codecache.store.entry import Entry
     from fxpool.lowering.request.captured_graph import Captured
 
-__all__ = ["address", "fetch", "fetch_fitting", "flush", "inductor_address", "leases", "offer"]
+__all__ = ["address", "disconnect", "fetch", "fetch_fitting", "flush", "inductor_address", "leases", "offer"]
 
 
 class _Shared(Part):
@@ -66,10 +66,14 @@ class _Shared(Part):
     def after_fork_in_child(self) -> None:
         self._level, self._settings = None, ()  # its connections and its thread are the parent's
 
+    def disconnect(self) -> int:
+        """Close the level, until the next use; return how many uploads are left."""
+        with self._lock:
+            level, self._level, self._settings = self._level, None, ()
+        return level.close() if level is not None else 0
+
     def reset(self) -> None:
-        level, self._level, self._settings = self._level, None, ()
-        if level is not None:
-            level.close()
+        self.disconnect()
 
 
 def _new_level(address: str, settings: config.Settings) -> RemoteLevel:
@@ -192,3 +196,11 @@ def flush(timeout: float | None) -> None:
     level = runtime.part(_Shared).present()
     if level is not None:
         level.uploads.flush(timeout)
+
+
+def disconnect() -> int:
+    """Close all connections; the next local miss makes new ones.
+
+    Uploads that are left are marked for the next process, or for this one's next upload; return how many.
+    """
+    return runtime.part(_Shared).disconnect()

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from fxpool.pool import Job
 
-__all__ = ["PIECES", "Stage", "begin", "report", "wait"]
+__all__ = ["PIECES", "Stage", "begin", "report", "wait", "withdraw"]
 
 log = notices.logger(__name__)
 
@@ -73,14 +73,14 @@ class _Background(Part):
         if self.ending.is_set():
             job.cancel()
 
-    def end(self) -> None:
-        """Withdraw all jobs, and wait up to `_END_SECONDS` for the threads."""
+    def end(self, seconds: float = _END_SECONDS) -> None:
+        """Withdraw all jobs, and wait up to `seconds` for the threads."""
         self.ending.set()
         for job in list(self.jobs):
             job.cancel()
         for swap in list(self.swaps):
             swap.settled.set()
-        deadline = time.monotonic() + _END_SECONDS
+        deadline = time.monotonic() + seconds
         for thread in list(self.threads):
             thread.join(max(0.0, deadline - time.monotonic()))
 
@@ -335,6 +335,19 @@ def wait(timeout: float | None = None) -> list[dict[str, Any]]:
         if swap.pid == os.getpid():
             swap.over.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
     return report()
+
+
+def withdraw(seconds: float) -> list[str]:
+    """Withdraw the compiles that are under way, in up to `seconds`: their graphs stay as they are.
+
+    Returns the graphs' labels.
+    """
+    background = _background()
+    pending = {swap.label for swap in list(background.swaps) if swap.pid == os.getpid() and not swap.over.is_set()}
+    if background.threads:
+        background.end(seconds)
+        background.ending.clear()
+    return sorted(pending)
 
 
 def report() -> list[dict[str, Any]]:

@@ -4,6 +4,7 @@
     attempt              the state of one graph's compile: settings, key, outcome, reasons
     runtime              the state of the process: pool, stores, and per-process parts of other modules
     pool_environment     the environment variables, import path and limits of the pool's processes and jobs
+    quiescence           ends threads and closes connections before a checkpoint of the process
     host_report          adds the process's counters to the host's statistics
     farm_orders          the input of a job that a farm's machine runs for another host
     table_origins        asks a worker which entries of Inductor's tables are torch's own

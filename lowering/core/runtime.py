@@ -181,6 +181,20 @@ class Runtime:
                 self._pool.close()
             self._pool = None
 
+    def let_go(self) -> list[str]:
+        """Close the pool, and forget what the process knows about directories and its machine.
+
+        The next graph looks at them again. Returns the cache directories that were in use.
+        """
+        with self._lock:
+            self.close()
+            used = [store.root for store in (*self._stores.values(), *self._bases.values()) if store is not None]
+            self._prepared.clear()
+            self.forget_stores()
+        if (system_facts := sys.modules.get("fxpool.codecache.key.system_facts")) is not None:
+            system_facts.forget_machine()
+        return used
+
     # ------------------------------------------------------------ stores
 
     def store(self, settings: config.Settings | None = None) -> LocalStore | None:

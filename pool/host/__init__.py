@@ -6,5 +6,6 @@ processes         death signals, adoption of orphans, killing process groups and
 death_causes      a sentence that says why a worker died
 runtime_dir       private directories for sockets and logs
 fork_inheritance  sockets, children and locks that a forked child must not keep
+held_resources    threads, children and descriptors of this process, fxpool's and others
 measurement_lock  measurement locks, across all of a user's processes
 """
