@@ -20,6 +20,7 @@ __all__ = [
     "parse_duration",
     "percent",
     "ranked",
+    "short_span",
     "size",
     "span",
 ]
@@ -93,6 +94,16 @@ def span(seconds: float) -> str:
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds // 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def short_span(seconds: float) -> str:
+    """Format a duration, given in seconds, without spaces: ``0.4s``, ``45s``, ``3m12s``, ``2h05m``."""
+    if seconds < 9.95:
+        return f"{seconds:.1f}s" if seconds else "0s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    return f"{whole // 60}m{whole % 60:02}s" if whole < 3600 else f"{whole // 3600}h{whole % 3600 // 60:02}m"
 
 
 def ago(when: float) -> str:

@@ -51,6 +51,12 @@ def test_counts_sizes_and_spans() -> None:
     assert quantities.ago(time.time() - 7200) == "2 h ago" and quantities.ago(time.time() + 9) == "0 s ago"
 
 
+def test_short_spans() -> None:
+    seconds = (0, 0.04, 0.44, 9.94, 9.96, 59.4, 59.6, 192.2, 3599.6, 7505, 90_000)
+    expected = ["0s", "0.0s", "0.4s", "9.9s", "10s", "59s", "1m00s", "3m12s", "1h00m", "2h05m", "25h00m"]
+    assert [quantities.short_span(one) for one in seconds] == expected
+
+
 def test_numbers_have_three_digits_with_their_zeros() -> None:
     numbers = (24.0, 23.84, 9.999, 0.5, 1.0, 999.7, 1234.5, 0.0123, -2.5, 0.0, float("inf"))
     expected = ["24.0", "23.8", "10.0", "0.500", "1.00", "1000", "1234", "0.0123", "-2.50", "0", "inf"]

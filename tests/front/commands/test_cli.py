@@ -67,6 +67,18 @@ def test_the_hit_rate_and_counters_set_to_zero(store: LocalStore) -> None:
     assert (data["host"]["total"]["hits"], data["host"]["days"], data["entries"]) == (0, {}, 2)
 
 
+def test_the_summary_is_one_line(store: LocalStore) -> None:
+    assert run("stats", "--summary").output == "fxpool: 0 hits, 0 misses, 0 compiles, 0s saved\n"
+    counted, compiles = {"hits": 41, "misses": 2}, {"compiles": {"worker": 1, "in_process": 1}}
+    totals = host_statistics.Totals(processes=3, counted=counted, reasons=compiles, seconds_saved=192.2)
+    host_statistics.add(store.root, totals)
+    assert run("stats", "--summary").output == "fxpool: 41 hits, 2 misses, 2 compiles, 3m12s saved\n"
+
+
+def test_the_summary_of_a_missing_directory() -> None:
+    assert run("stats", "--summary").output == "fxpool: 0 hits, 0 misses, 0 compiles, 0s saved\n"
+
+
 def test_cache_rm(store: LocalStore) -> None:
     first, other = sorted({stored.key for stored in store.scan()})
     refused = run("cache", "rm", first[:8], input="n\n")
