@@ -44,12 +44,15 @@ torch.compile(lambda x: x.sin() + 1, backend="fxpool")(torch.randn(8))
 QUICK = {
     "fxpool stats": "in 6 files",
     "fxpool cache ls": "gpt2",
+    "fxpool stats --summary": "fxpool: 0 hits, 0 misses, 0 compiles, 0s saved",
     "fxpool frames ls": "no frames in",
     "fxpool cache gc --dry-run": "would remove 0 entries",
     "fxpool cache gc --max-bytes 2G": "removed 0 entries",
     "fxpool cache clear": "removed 2 entries",
     "fxpool cache explain KEY": "graph: digest abababababab -> digest cdcdcdcdcdcd",
     "fxpool cache explain KEY KEY": "graph: digest abababababab -> digest cdcdcdcdcdcd",
+    "fxpool cache export cache.fxb": "2 entries",
+    "fxpool cache import cache.fxb || true": "cache.fxb",
     "fxpool cache export model.fxb": "2 entries",
     "fxpool cache export more.fxb --since model.fxb": "0 entries",
     "fxpool cache quarantine": "it died",
@@ -92,6 +95,7 @@ EXTRAS = {
     "pip install pytest-xdist": "pytest-xdist",
 }
 ELSEWHERE = {
+    "pytest": "tests/examples/test_ci_examples.py",
     "pip install fxpool": "tests/front/test_readme.py",
     "python examples/inference_server.py --port 8000": "tests/examples/test_examples.py",
     "curl -d '[1, 2, 3, 4]' localhost:8000/predict": "tests/examples/test_examples.py",
@@ -121,6 +125,7 @@ NOT_RUN = {
 }
 #: Blocks of sample output by their first line, with the test that compares them.
 OUTPUTS = {
+    "fxpool: 41 hits, 2 misses, 2 compiles, 3m12s saved": "tests/front/commands/test_cli.py",
     "cache_dir              /data/fxpool                  FXPOOL_CACHE_DIR": (
         "tests/front/commands/test_config_command.py"
     ),
