@@ -8,7 +8,7 @@ from typing import Any
 
 from fxpool import counters
 from fxpool.errors import CannotReturnError, CorruptEntryError
-from fxpool.lowering.artifact import side_effects
+from fxpool.lowering.artifact import portable_graph, side_effects
 from fxpool.lowering.artifact.entry_content import Effects
 from fxpool.lowering.artifact.entry_parts import Parts
 from fxpool.lowering.request import overlapping_inputs
@@ -135,6 +135,21 @@ def load_inner(parts: Parts, captured: Captured, arguments: dict[str, Any]) -> A
         graph = aot_graph.load(parts.result())
         output_code.put_into(graph, parts)
         return aot_graph.finish(graph, captured.fakes, arguments, captured.request.constants)
+
+
+def load_for_torch(parts: Parts, captured: Captured, arguments: dict[str, Any]) -> Any:
+    """Return Inductor's output as `load_inner` does, as if Inductor had just made it in this process.
+
+    torch runs the post-compile steps, and may save it in its caches and artifacts: it carries its parts. Errors as
+    `load_aot`.
+    """
+    if not _add_guards(parts, captured):
+        raise GuardsDoNotHold
+    with _loading(RuntimeError):
+        graph = aot_graph.load(parts.result())
+        output_code.put_into(graph, portable_graph.carried(parts, captured))
+        output_code.make_storable(graph, captured.request.constants)
+        return aot_graph.as_made_here(graph, arguments)
 
 
 def load_without_graph(parts: Parts, indices: Sequence[int]) -> Callable[..., Any]:

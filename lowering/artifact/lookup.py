@@ -71,7 +71,7 @@ def count_hit(captured: Captured, entry: Entry, store: LocalStore) -> None:
 def _used(captured: Captured, entry: Entry, store: LocalStore) -> None:
     """Mark an entry as used, for eviction and for ``save_cache_artifacts()``."""
     store.mark_used(entry)
-    if captured.request.level != PACKAGE:
+    if captured.request.level != PACKAGE and not captured.saved_by_torch:
         torch_artifacts.record(entry, store)
 
 
@@ -94,13 +94,14 @@ def _entries(captured: Captured, stores: Sequence[LocalStore]) -> Iterator[tuple
                 yield store, entry
 
 
-def published(reference: Reference, store: LocalStore) -> Entry | None:
+def published(reference: Reference, store: LocalStore, *, saved_by_torch: bool = False) -> Entry | None:
     """Return the entry that a worker refers to; None if it is gone or damaged.
 
-    An entry that was compiled for a client with another store is copied into this one.
+    An entry that was compiled for a client with another store is copied into this one. `saved_by_torch` is as in
+    `Captured`.
     """
     entry = _published(reference, store)
-    if entry is not None and content_of(entry).level != PACKAGE:
+    if entry is not None and content_of(entry).level != PACKAGE and not saved_by_torch:
         torch_artifacts.record(entry, store)
     return entry
 

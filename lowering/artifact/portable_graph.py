@@ -1,6 +1,7 @@
-"""A compiled graph that carries its own parts, so that Dynamo can write it to a file and load it without a cache.
+"""A compiled graph that carries its own parts, so that torch can write it to a file and load it without a cache.
 
-entry or inline artifact ──▶ `bundle` ──▶ torch's bundled result, with its libraries inside ──▶ a file of Dynamo's
+entry or inline artifact ─┬─▶ `bundle`  ──▶ torch's bundled result, with its libraries inside ──▶ a file of Dynamo's
+                          └─▶ `carried` ──▶ the libraries of one graph after AOTAutograd ──▶ torch's own caches
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from fxpool.lowering.artifact.entry_parts import Artifact, Parts, parts_of_artif
 from fxpool.lowering.request.captured_graph import Captured
 from fxpool.torch_compat.inductor import aot, output_code
 
-__all__ = ["CarriedParts", "bundle"]
+__all__ = ["CarriedParts", "bundle", "carried"]
 
 
 class CarriedParts:
@@ -51,8 +52,17 @@ def bundle(parts: Parts, captured: Captured) -> Any:
     """Return torch's bundled result of a graph, to be pickled. Raises CorruptEntryError: a part is gone by now."""
     artifact = parts.inline()
     result = aot.for_dynamo(aot.load_result(artifact.result), captured.sources)
-    alone = msgspec.structs.replace(artifact, result=b"")
-    carried = CarriedParts(msgspec.msgpack.encode(alone), captured.placement.indices, captured.groups)
+    surroundings = _carried(artifact, captured)
     for graph in aot.graphs_of(result):
-        output_code.put_into(graph, carried)
+        output_code.put_into(graph, surroundings)
     return result
+
+
+def carried(parts: Parts, captured: Captured) -> CarriedParts:
+    """Return what a graph carries if it is pickled alone. Raises CorruptEntryError: a part is gone by now."""
+    return _carried(parts.inline(), captured)
+
+
+def _carried(artifact: Artifact, captured: Captured) -> CarriedParts:
+    alone = msgspec.structs.replace(artifact, result=b"")
+    return CarriedParts(msgspec.msgpack.encode(alone), captured.placement.indices, captured.groups)

@@ -163,7 +163,7 @@ def _published(reference: Reference, captured: Captured, attempt: Attempt, other
         counters.count("entries_written")
         if captured.request.level != PACKAGE:  # torch has no cache of packages
             torch_counters.saved(before_autograd=captured.request.level == AOT)
-    entry = lookup.published(reference, store)
+    entry = lookup.published(reference, store, saved_by_torch=captured.saved_by_torch)
     if entry is not None and not others:
         sharing.offer(entry, store, attempt.settings)
     return entry

@@ -31,11 +31,12 @@ def _install() -> None:
     from fxpool.lowering.backend import fxpool_backend
     from fxpool.lowering.core.runtime import runtime
     from fxpool.lowering.entry_point import begin_frames
+    from fxpool.lowering.inductor import direct_calls
     from fxpool.lowering.inductor.pools import GraphPool, Interpreter, KernelPool, to_pool
     from fxpool.torch_compat.inductor import hooks
 
     # Waits for another thread that is installing.
-    if hooks.install(KernelPool(to_pool), GraphPool(), fxpool_backend, _frames_are_on):
+    if hooks.install(KernelPool(to_pool), GraphPool(), fxpool_backend, direct_calls.compile_graph, _frames_are_on):
         atexit.register(runtime.part(Interpreter).ending.set)
         begin_frames()
 

@@ -37,7 +37,8 @@ class Captured:
     `make_host_key` returns the key for hosts like this one, if that differs.
     `lifted` are the parameters and buffers that the graph carries as attributes; they come first among the inputs of
     the compiled callable. `frame` is the function that Dynamo traced it from. `groups` are the process groups that it
-    names. `system` is the component of that name of the key for hosts like this one.
+    names. `system` is the component of that name of the key for hosts like this one. `saved_by_torch`: torch puts the
+    result into its own artifacts, so its entry is not among those of ``torch.compiler.save_cache_artifacts()``.
     """
 
     request: CompileRequest
@@ -56,6 +57,7 @@ class Captured:
     frame: frames.Frame | None = None
     groups: tuple[str, ...] = ()
     system: Mapping[str, str | int] = dataclasses.field(default_factory=dict)
+    saved_by_torch: bool = False
 
     @property
     def key(self) -> key.GraphKey | None:

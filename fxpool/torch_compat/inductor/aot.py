@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from fxpool import forks
+from fxpool.torch_compat.inductor import direct_calls
 from fxpool.torch_compat.patching import Patches
 from fxpool.torch_compat.state import compile_flags
 
@@ -190,7 +191,7 @@ def in_process_only() -> Iterator[None]:
     """Keep torch from starting its own compile sidecar for TORCHINDUCTOR_FX_COMPILE_MODE=subprocess."""
     from torch._inductor import compile_fx
 
-    with _PATCHING, contextlib.ExitStack() as stack:
+    with _PATCHING, direct_calls.inside(), contextlib.ExitStack() as stack:
         for name, value in (
             ("fx_compile_mode", compile_fx.FxCompileMode.NORMAL),
             ("fx_compile_async", False),

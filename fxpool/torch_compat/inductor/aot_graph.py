@@ -144,10 +144,8 @@ def finish(
         RuntimeError: the generated module could not be loaded.
     """
     from torch._inductor import config
-    from torch._inductor.codecache import FxGraphCache
     from torch._inductor.utils import BoxedBool
 
-    from fxpool.torch_compat.inductor import output_code
     from fxpool.torch_compat.inductor.output_code import Constants
 
     arguments = dict(arguments)
@@ -155,12 +153,34 @@ def finish(
         arguments["cudagraphs"] = BoxedBool(config.triton.cudagraphs)
     arguments.setdefault("is_backward", False)
     constants = Constants(callers_constants)
+    _revive(graph, constants)
+    graph.fx_kwargs = arguments
+    graph.post_compile(list(inputs), constants, arguments)
+    return graph
+
+
+def _revive(graph: Any, constants: Any) -> None:
+    from torch._inductor.codecache import FxGraphCache
+
+    from fxpool.torch_compat.inductor import output_code
+
     if output_code.is_linked(graph):
         output_code.revive(graph, constants)
     elif FxGraphCache.cache_hit_post_compile(graph, {}, constants)[0] is None:
         raise RuntimeError("the generated module could not be loaded")
-    graph.fx_kwargs = arguments
-    graph.post_compile(list(inputs), constants, arguments)
+
+
+def as_made_here(graph: Any, arguments: dict[str, Any]) -> Any:
+    """Return a loaded graph as if Inductor had just lowered it here: torch runs the post-compile steps, and saves it.
+
+    Raises:
+        RuntimeError: the generated module could not be loaded.
+    """
+    from torch._inductor.output_code import CompiledFxGraphConstants
+
+    _revive(graph, CompiledFxGraphConstants())
+    # Functions (since 2.13: the table of decompositions) need not be picklable.
+    graph.fx_kwargs = {name: value for name, value in arguments.items() if not callable(value)}
     return graph
 
 

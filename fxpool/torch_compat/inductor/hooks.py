@@ -6,6 +6,7 @@
                                      one spawned process that forgets its caches each time    ──▶ `Graphs`
     compile_fx                       Dynamo's graphs, under ``async+`` and ``progressive+``   ──▶ `Begin`
                                      (under ``subprocess``, too, if `install` is asked to)
+      and fx_codegen_and_compile     graphs of programs that call Inductor directly           ──▶ `direct_calls`
 
 The code around the first two stays Inductor's: its graph cache is read and written in the calling process. The third is
 replaced as a whole, because torch's own asynchronous mode compiles in the calling process first, and works only with
@@ -25,6 +26,7 @@ from typing import Any, Protocol
 import torch
 
 from fxpool import forks
+from fxpool.torch_compat.inductor import direct_calls
 from fxpool.torch_compat.operators import operators
 from fxpool.torch_compat.patching import Patches
 
@@ -74,8 +76,14 @@ _patches = Patches()
 _changing = False
 
 
-def install(kernels: Kernels, graphs: Graphs, begin: Begin, whole: Callable[[], bool] = lambda: False) -> bool:
-    """Replace Inductor's own parts by `kernels`, `graphs` and `begin`; return False if they are replaced already.
+def install(
+    kernels: Kernels,
+    graphs: Graphs,
+    begin: Begin,
+    direct: direct_calls.Compile,
+    whole: Callable[[], bool] = lambda: False,
+) -> bool:
+    """Replace Inductor's own parts by these; return False if they are replaced already.
 
     While `whole` returns True, `begin` takes Dynamo's graphs in the mode ``subprocess``, too.
     Imports Inductor, which reads TORCHINDUCTOR_FX_COMPILE_MODE only at that time.
@@ -88,7 +96,8 @@ def install(kernels: Kernels, graphs: Graphs, begin: Begin, whole: Callable[[], 
         try:
             _take_kernels(kernels)  # first: modules imported later must find no pool to start
             _take_graphs(graphs)
-            _take_background(begin, whole)
+            direct_calls.take(_patches, direct)
+            _take_compile_fx(begin, whole)
         except BaseException:
             uninstall()
             raise
@@ -279,21 +288,26 @@ def operators_of(gm: torch.nn.Module) -> dict[str, Any]:
     return custom
 
 
-def _take_background(begin: Begin, whole: Callable[[], bool]) -> None:
+def _take_compile_fx(begin: Begin, whole: Callable[[], bool]) -> None:
     from torch._inductor import compile_fx
 
     original = compile_fx.compile_fx
 
     @functools.wraps(original)
     def taken(model_: Any, example_inputs_: Sequence[Any], *args: Any, **arguments: Any) -> Any:
-        mode = compile_mode()
-        if mode == "subprocess" and not whole():
-            mode = ""
         # torch.compile passes no other arguments. Other arguments are for special uses: an ahead-of-time package, an
         # artifact, a custom compiler for the inner graphs.
-        if not mode or args or arguments.keys() - {"config_patches", "compile_region_name"}:
+        is_direct = bool(args or arguments.keys() - {"config_patches", "compile_region_name"})
+        mode = compile_mode() if not is_direct else ""
+        if mode == "subprocess" and not whole():
+            mode = ""
+        if mode:
+            return begin(model_, example_inputs_, mode=mode, options=arguments.get("config_patches") or {})
+        is_part = direct_calls.is_inside()
+        with direct_calls.inside():
+            if is_direct and not is_part:
+                return direct_calls.called(original, model_, example_inputs_, *args, **arguments)
             return original(model_, example_inputs_, *args, **arguments)
-        return begin(model_, example_inputs_, mode=mode, options=arguments.get("config_patches") or {})
 
     _patches.replace(compile_fx, "compile_fx", taken)
 

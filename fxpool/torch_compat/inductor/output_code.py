@@ -106,10 +106,13 @@ class LinkedGraph(CompiledFxGraph):
     _fxpool_late: bool
     _fxpool_tunes: bool
     _fxpool_triton: Any
+    # Whether torch keeps it in its own caches and artifacts, with its source in a file (`make_storable`).
+    _fxpool_stored: bool = False
 
     def after_deserialization(self, constants: CompiledFxGraphConstants) -> str:
         """Make `current_callable`, or defer that if the graph is not called soon. Return the wrapper's name."""
         wrapper, surroundings = self._fxpool_wrapper, self._fxpool_surroundings
+        name = self.write_to_disk() if self._fxpool_stored else wrapper.name
         # Torch's own autotuner may run; finding the facts that it needs about Triton takes a third of a second.
         self._fxpool_tunes = bool(wrapper.unlinked) and self.device_types != {"cpu"}
         for what in wrapper.unlinked:
@@ -119,27 +122,40 @@ class LinkedGraph(CompiledFxGraph):
         self._fxpool_triton = surroundings.triton() if wrapper.triton else None
         if self._fxpool_triton is not None:
             self._fxpool_triton.texts.append(self.source_code)
+        if self._fxpool_stored and not _contains(name, self.source_code):
+            surroundings.missed("edited")  # artifacts are unpacked for people who try out changes of the code
+            return super().after_deserialization(constants)
         values = constants.unwrap(self)
         if self._fxpool_late and not config.triton.cudagraphs and not wrapper.unlinked:
-            self.current_callable = _LateCall(lambda: self._module(library, values).call)
+            self.current_callable = _LateCall(lambda: self._module(library, values, name).call)
         else:
-            module = self._module(library, values)
+            module = self._module(library, values, name)
             self.current_callable = module.call
             self.recursively_apply_fns = getattr(module, "recursively_apply_fns", None)
             self.compiled_fn_runner = getattr(module, "runner", None)
-        return wrapper.name
+        return name
 
-    def _module(self, library: Any, constants: dict[str, Any]) -> types.ModuleType:
+    def prepare_for_serialization(self) -> None:
+        """Drop the loaded code, which the surroundings load again."""
+        super().prepare_for_serialization()
+        self._fxpool_triton = None
+
+    def set_triton_bundle(self, triton_bundle: Any) -> None:
+        """Keep the bundle of the compiling process, if it has one: torch collects the kernels of this process."""
+        if self._triton_bundle is None:
+            super().set_triton_bundle(triton_bundle)
+
+    def _module(self, library: Any, constants: dict[str, Any], name: str) -> types.ModuleType:
         wrapper = self._fxpool_wrapper
         if not all(map(import_paths.is_registered, wrapper.operators)):
             self._fxpool_surroundings.missed("operators")
             import_paths.register_torch_operators()
-        module = types.ModuleType(wrapper.name)
-        module.__file__ = wrapper.name
+        module = types.ModuleType(name)
+        module.__file__ = name
         # For tracebacks: line numbers of the code are those of the generated text.
         text = self.source_code
-        linecache.cache[wrapper.name] = (len(text), None, text.splitlines(keepends=True), wrapper.name)
-        self._name_lines()
+        linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
+        self._name_lines(name)
         module.__dict__["_fxpool_library"] = library
         module.__dict__["_fxpool_triton"] = self._fxpool_triton
         if wrapper.built:
@@ -148,19 +164,19 @@ class LinkedGraph(CompiledFxGraph):
             for number, index in enumerate(self._fxpool_surroundings.indices):
                 module.__dict__[f"{DEVICE}{number}"] = index
                 module.__dict__[f"{DEVICE_NAME}{number}"] = f"cuda:{index}"
-        for number, name in enumerate(self._fxpool_surroundings.groups):
-            module.__dict__[f"{GROUP}{number}"] = name
-        exec(marshal.loads(wrapper.code), module.__dict__)
+        for number, group in enumerate(self._fxpool_surroundings.groups):
+            module.__dict__[f"{GROUP}{number}"] = group
+        exec(_in_file(marshal.loads(wrapper.code), name), module.__dict__)
         for constant, value in constants.items():
             setattr(module, constant, value)
         return module
 
-    def _name_lines(self) -> None:
+    def _name_lines(self, name: str) -> None:
         """Register the program's lines of the code for torch's own tracebacks, for example of a memory snapshot."""
         codecache = sys.modules.get("torch._inductor.codecache")  # they look there, if it is imported
         if codecache is not None and self.cache_linemap:
             lines = list(zip(*self.cache_linemap, strict=True))
-            codecache.PyCodeCache.linemaps[self._fxpool_wrapper.name] = lines
+            codecache.PyCodeCache.linemaps[name] = lines
 
     def __call__(self, inputs: Sequence[Any]) -> Any:
         debug = sys.modules.get("torch._inductor.debug")  # importing it would import the scheduler
@@ -176,10 +192,23 @@ class LinkedGraph(CompiledFxGraph):
             return self.current_callable(inputs)
         finally:
             get_runtime_metrics_context().finish()
-            if self._fxpool_tunes:
+            if self._fxpool_tunes or self._fxpool_stored:  # torch's loader of its own caches has begun it
                 AutotuneCacheBundler.end_compile()
             if self._fxpool_triton is not None and self._fxpool_triton.changed:
                 self._fxpool_triton.keep_choices()
+
+
+def _contains(path: str, text: str) -> bool:
+    with open(path, encoding="utf-8") as file:
+        return file.read() == text
+
+
+def _in_file(code: types.CodeType, name: str) -> types.CodeType:
+    """Return code, with the code of its functions, as if it had been read from another file."""
+    if code.co_filename == name:
+        return code
+    constants = (_in_file(one, name) if isinstance(one, types.CodeType) else one for one in code.co_consts)
+    return code.replace(co_filename=name, co_consts=tuple(constants))
 
 
 class _LateCall:
@@ -398,6 +427,24 @@ class Constants(CompiledFxGraphConstants):
         """Return the constants, by their names in the graph's code."""
         named: Mapping[str, int] = getattr(g, "_fxpool_given", {})
         return {**super().unwrap(g), **{name: self._given[number] for name, number in named.items()}}
+
+
+def make_storable(graph: Any, tensors: Sequence[torch.Tensor]) -> None:
+    """Make a graph that `put_into` has prepared one that torch may save in its own caches, and load by itself.
+
+    Its constants are with it, those among the caller's `tensors`, too, as torch's loader does not have these.
+
+    Raises:
+        ElsewhereError: torch has Triton kernels to load, and would replace them by those that it compiled here.
+    """
+    bundle = graph._triton_bundle
+    if not is_linked(graph) and bundle is not None and any(vars(bundle).values()):
+        raise ElsewhereError("a graph with Triton kernels can't be saved in torch's caches as torch loads it")
+    named: Mapping[str, int] = getattr(graph, "_fxpool_given", {})
+    graph.constants = {**(graph.constants or {}), **{name: tensors[number] for name, number in named.items()}}
+    graph._fxpool_given = {}
+    if is_linked(graph):
+        graph._fxpool_stored = True
 
 
 def leave_out_constants(graph: Any, tensors: Sequence[torch.Tensor]) -> None:

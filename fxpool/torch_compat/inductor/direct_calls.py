@@ -1,0 +1,102 @@
+"""Calls of Inductor by programs that compile graphs themselves: ``standalone_compile``, and ``compile_fx`` directly.
+
+    torch.compile ─▶ compile_fx(graph, inputs)                                    not here
+    vLLM ─▶ standalone_compile ─┐
+    SGLang ─▶ ──────────────────┴▶ compile_fx(graph, inputs, inner_compile=, ...) a direct call
+                                     └▶ AOTAutograd ─▶ inner compile ─▶ torch's caches
+                                                                          └ miss ─▶ fx_codegen_and_compile ─▶ `Compile`
+
+Only the last step is replaced: the lowering of one graph after AOTAutograd. So such a program has its own types of
+artifacts, file formats, keys, lookups and hooks, as torch provides them. A backward may be lowered after the call has
+returned; it belongs to the call nevertheless.
+
+The state is this thread's: `_state.inside` while ``compile_fx`` runs, as it calls itself, and `_state.inner` while the
+inner compile of a direct call runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+from fxpool.torch_compat.patching import Patches
+
+__all__ = ["Compile", "called", "inside", "is_inside", "take"]
+
+_state = threading.local()
+
+
+class Compile(Protocol):
+    """Compiles a graph after AOTAutograd."""
+
+    def __call__(
+        self, gm: Any, inputs: Sequence[Any], arguments: dict[str, Any], here: Callable[[], Any], stays: str, /
+    ) -> Any:
+        """Return Inductor's output, before its post-compile steps; `here` makes it in this process.
+
+        `arguments` are those of the inner compile. `stays` is the reason why it has to be made here, or empty.
+        """
+
+
+@contextlib.contextmanager
+def _set(name: str, value: Any) -> Iterator[None]:
+    before = getattr(_state, name, None)
+    setattr(_state, name, value)
+    try:
+        yield
+    finally:
+        setattr(_state, name, before)
+
+
+def inside() -> contextlib.AbstractContextManager[None]:
+    """Let calls of ``compile_fx`` in this thread be parts of the current one, or of fxpool's own compile."""
+    return _set("inside", True)
+
+
+def is_inside() -> bool:
+    """Return whether a call of ``compile_fx`` is a part of another one."""
+    return bool(getattr(_state, "inside", False))
+
+
+def called(original: Callable[..., Any], *args: Any, **arguments: Any) -> Any:
+    """Make a direct call of ``compile_fx``, which is `original`."""
+    from torch._inductor import compile_fx
+
+    call = inspect.signature(original).bind(*args, **arguments)
+    inner = call.arguments.get("inner_compile", compile_fx.compile_fx_inner)
+    # A worker lowers subgraphs with Inductor's own table.
+    stays = "decompositions" if call.arguments.get("decompositions") is not None else ""
+
+    @functools.wraps(inner)
+    def marked(*args: Any, **arguments: Any) -> Any:
+        with _set("inner", stays):
+            return inner(*args, **arguments)
+
+    call.arguments["inner_compile"] = marked
+    return original(*call.args, **call.kwargs)
+
+
+def take(patches: Patches, compile: Compile) -> None:
+    """Give the graphs of direct calls to `compile`, until `patches` are restored."""
+    from torch._inductor import compile_fx
+    from torch._inductor.virtualized import V
+
+    original = compile_fx.fx_codegen_and_compile
+
+    @functools.wraps(original)
+    def taken(gm: Any, example_inputs: Sequence[Any], inputs_to_check: Sequence[int], **arguments: Any) -> Any:
+        stays = getattr(_state, "inner", None)
+
+        def here() -> Any:
+            return original(gm, example_inputs, inputs_to_check, **arguments)
+
+        if stays is None or V.aot_compilation:
+            return here()
+        with _set("inner", None):
+            return compile(gm, example_inputs, arguments, here, stays)
+
+    patches.replace(compile_fx, "fx_codegen_and_compile", taken)
