@@ -8,7 +8,8 @@ Everything else is refused, and such code runs in the program's own process only
     code        functions of Python whose globals, closures and defaults are accepted; nothing that holds state
     builtins    BUILTINS and EXCEPTIONS, if they are Python's own
     libraries   functions written in C of PURE_MODULES; functions of a package in NAMED_PACKAGES, told by its files;
-                functions that a package in REGISTERING_PACKAGES registered with Inductor
+                functions that a package in REGISTERING_PACKAGES registered with Inductor; functions and objects that
+                a module of a package in CHANGING_PACKAGES put in the place of torch's
     torch       operators; functions of TORCH_MODULES; TORCH_NAMES (`torch_compat.operators.code_owner` tells torch's)
     attributes  of values that are not known before the code runs: tensors' and those in ATTRIBUTES, not DENIED
     bytecode    INSTRUCTIONS: without writes to globals or to cells of a closure, classes, imports of modules, sets
@@ -30,7 +31,7 @@ from typing import Any
 import torch
 
 __all__ = [
-    "ATTRIBUTES", "BUILTINS", "DENIED", "EXCEPTIONS", "INSTRUCTIONS", "INTRINSICS", "NAMED_PACKAGES", "PLAIN",
+    "ATTRIBUTES", "BUILTINS", "CHANGING_PACKAGES", "DENIED", "EXCEPTIONS", "INSTRUCTIONS", "INTRINSICS", "NAMED_PACKAGES", "PLAIN",
     "PURE_MODULES", "REGISTERING_PACKAGES", "TORCH_CLASSES", "TORCH_MODULES", "TORCH_NAMES", "TORCH_OPERATORS_NOT",
     "TORCH_VALUES", "UnprovenError", "is_builtin", "is_record", "names_device_by_index",
 ]  # fmt: skip
@@ -72,6 +73,9 @@ NAMED_PACKAGES = frozenset(("einops",))
 
 #: Packages that register passes and patterns with Inductor while they are imported (`packages`).
 REGISTERING_PACKAGES = frozenset(("torchao",))
+
+#: Packages that replace parts of torch while a module of theirs is imported (`packages`).
+CHANGING_PACKAGES = frozenset(("vllm",))
 
 #: Modules of torch whose functions compute from tensors and plain arguments.
 TORCH_MODULES = frozenset(

@@ -3,7 +3,8 @@
 A function of a package in NAMED_PACKAGES computes from its arguments. Those of one in REGISTERING_PACKAGES are
 registered with Inductor while the package is imported, so a worker that imports the same modules has them as well.
 They count by the package's files, by the values they hold, and by the loaded code and the plain data that they refer
-to, which a program may have changed.
+to, which a program may have changed. What a module of a package in CHANGING_PACKAGES put in the place of torch's counts
+by that module's file instead of all.
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ from typing import Any
 
 from fxpool.codecache.code import grammar
 from fxpool.codecache.code.code_references import code_text, references
-from fxpool.codecache.code.source_files import digest_package
+from fxpool.codecache.code.source_files import digest_file, digest_package
 from fxpool.codecache.code.writer import Writer
+from fxpool.torch_compat.changes import container_displays
 from fxpool.torch_compat.operators import code_owner, inductor_tables
 
-__all__ = ["add_function", "modules_that_register", "registering"]
+__all__ = ["add_change", "add_function", "changing", "modules_that_register", "registering"]
 
 # Seconds for which a package's files are taken to be unchanged: one graph may have hundreds of patterns.
 _CHECKED_FOR = 1.0
@@ -40,6 +42,11 @@ def add_function(proof: Writer, function: types.FunctionType, *, of_inductor: bo
     if not package:
         return False
     proof.token("registered by", f"{function.__module__}.{function.__qualname__} {_digest(package)}")
+    _add_references(proof, function, package)
+    return True
+
+
+def _add_references(proof: Writer, function: types.FunctionType, package: str) -> None:
     proof.token("refers to", hashlib.sha256(repr(list(references(function))).encode()).hexdigest())
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:
@@ -47,7 +54,6 @@ def add_function(proof: Writer, function: types.FunctionType, *, of_inductor: bo
         except ValueError:
             raise proof.refused(f"the closure variable {name}, which is not set") from None
         _add_held(proof, value, package, name)
-    return True
 
 
 def registering(value: Any) -> str:
@@ -56,6 +62,40 @@ def registering(value: Any) -> str:
         return next(filter(None, map(registering, value)), "")
     code = getattr(value, "__code__", None)
     return _package_of(code.co_filename, grammar.REGISTERING_PACKAGES) if isinstance(code, types.CodeType) else ""
+
+
+def changing(value: Any) -> str:
+    """Return the module of a package in CHANGING_PACKAGES whose function or object a value is; else ""."""
+    is_function = isinstance(value, types.FunctionType)
+    module = sys.modules.get(getattr(value if is_function else type(value), "__module__", None) or "")
+    path = getattr(module, "__file__", None)
+    if module is None or not path or not _package_of(path, grammar.CHANGING_PACKAGES):
+        return ""
+    return module.__name__ if not is_function or value.__code__.co_filename == path else ""
+
+
+def add_change(proof: Writer, value: Any, name: str) -> None:
+    """Add a value for which `changing` returns a module, in torch's place `name`. Raises UnprovenError."""
+    cls, module = type(value), sys.modules[changing(value)]
+    package = module.__name__.partition(".")[0]
+    try:
+        proof.token("changed by", f"{module.__name__} {digest_file(str(module.__file__))}")
+    except OSError as error:
+        raise proof.refused(f"{name}: {error}") from error
+    if isinstance(value, types.FunctionType):
+        proof.token("function", f"{value.__qualname__} {sorted(vars(value))}")
+        _add_references(proof, value, package)
+        return
+    if cls.__bases__ != (object,) or type(getattr(value, "__dict__", None)) is not dict:
+        raise proof.refused(f"{name}: an object of {cls.__module__}.{cls.__qualname__}")
+    proof.token("object", f"{cls.__qualname__} {len(vars(cls))} {len(vars(value))}")
+    for attribute, item in sorted(vars(cls).items()):
+        proof.token("of its class", attribute)
+        if isinstance(item, types.FunctionType):
+            _add_references(proof, item, package)
+    for attribute, item in vars(value).items():
+        proof.token("attribute", attribute)
+        _add_held(proof, container_displays.flat(item), package, f"{name}.{attribute}")
 
 
 def modules_that_register() -> list[str]:

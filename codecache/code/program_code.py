@@ -2,7 +2,8 @@
 
     dependencies     functions and operators from outside torch that the graph names, with all their references
     registrations    kernels for torch's own operators, and entries in Inductor's tables
-    changes          functions of torch that were replaced by the program's, or have another name than their own
+    changes          functions of torch that were replaced by the program's, or have another name than their own;
+                     those that an import replaces by itself (`packages.changing`) are replaced in a worker, too
 
 A worker imports the program's modules again. It ends up with the same code only if nothing differs: the text of a file,
 the environment at import, later changes to a module. A request therefore carries digests, and the worker computes its
@@ -19,7 +20,7 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from fxpool.codecache.code import operator_code
+from fxpool.codecache.code import operator_code, packages
 from fxpool.codecache.code.code_references import references
 from fxpool.codecache.code.grammar import UnprovenError
 from fxpool.codecache.code.proof import Proof, digest_of
@@ -38,6 +39,7 @@ __all__ = ["Covered", "ProgramCode", "SentCode", "code_of", "is_of_any_graph", "
 
 _REGISTERED = "registered: "
 _CHANGED = "changed: "
+_CHANGED_BY_IMPORT = "changed by an import: "
 _KERNEL = "kernel:"
 _TABLES = "registered: all of Inductor's tables"
 
@@ -47,10 +49,14 @@ Covered = dict[str, dict[str, str]]
 
 @dataclasses.dataclass(frozen=True)
 class ProgramCode:
-    """Digests by name. `changed` are the places where the program's code replaced torch's: no worker has them."""
+    """Digests by name. `changed` are the places where the program's code replaced torch's: no worker has them.
+
+    `modules` are those whose import replaces torch's code: a worker imports them.
+    """
 
     digests: dict[str, str]
     changed: Sequence[str] = ()
+    modules: Sequence[str] = ()
 
     def compared(self) -> dict[str, str]:
         """Return the digests that a worker compares. Triton kernels are compared when the graph is rebuilt."""
@@ -77,11 +83,19 @@ def of(
     digests: dict[str, str] = {}
     read_tables: list[str] = []
 
+    modules: set[str] = set()
+
     def prove(name: str, value: Any, *, of_inductor: bool = False) -> None:
-        proof = Proof(of_inductor=of_inductor, covered=_covered_by(covered, name))
+        module = packages.changing(value) if name.startswith(_CHANGED) else ""
+        proof = Proof(of_inductor=of_inductor or bool(module), covered=_covered_by(covered, name))
         try:
-            proof.add(value)
-            digests[name] = proof.digest()
+            if module:
+                modules.add(module)
+                packages.add_change(proof, value, name)
+                digests[_CHANGED_BY_IMPORT + name.removeprefix(_CHANGED)] = proof.digest()
+            else:
+                proof.add(value)
+                digests[name] = proof.digest()
         except UnprovenError as error:
             raise UnprovenError(f"{name}: {error.part}") from error
         except RecursionError:
@@ -133,7 +147,8 @@ def of(
             prove(_REGISTERED + entry.name, entry.value, of_inductor=True)
         if entry.vouched is not None:
             digests[f"{_REGISTERED}{entry.name} code"] = code_of(entry.vouched)
-    return ProgramCode(digests, [name.removeprefix(_CHANGED) for name in digests if name.startswith(_CHANGED)])
+    changed = [name.removeprefix(_CHANGED) for name in digests if name.startswith(_CHANGED)]
+    return ProgramCode(digests, changed, sorted(modules))
 
 
 def examine_torch(seconds: float) -> bool:

@@ -277,6 +277,7 @@ class GraphPool:
         toolchain_dir = runtime.toolchain_directory(runtime.store())
         try:
             of_graph = program_code.of(dependencies, after_autograd=True, answers=probe_cache.FactCache(toolchain_dir))
+            modules = [*of_graph.modules, *(name for name in modules if name not in of_graph.modules)]
             if of_graph.changed:
                 raise CannotTravelError("torch_changed", f"the program replaced {', '.join(of_graph.changed)}")
             state = ambient_state.capture(before_autograd=False, toolchain_dir=toolchain_dir)

@@ -240,6 +240,7 @@ def _finish(traced: _Traced, into: Destination, check: Callable[[], None]) -> Ca
         stays = CannotTravelError("code_unknown", error.part)
         unproven = cacheable.Bypass("source", error.part)
     else:
+        modules = [*code.modules, *(name for name in modules if name not in code.modules)]
         if code.changed:
             stays = CannotTravelError("torch_changed", f"the program replaced {', '.join(code.changed)}")
         try:

@@ -51,14 +51,14 @@ _NOT_TRACED = frozenset(
 )  # fmt: skip
 # Parts of these packages that no compile runs.
 # `ops_handler` generates its methods from text, so that nothing tells where they come from; `compile_tasks` has the
-# modules that Inductor generates. The others record compiles, store them, or run compiled code: programs wrap them to
-# count or to trace.
+# modules that Inductor generates. The others begin compiles, record them, store them, or run compiled code: programs
+# wrap them to count or to trace.
 _NEVER = ("torch.autograd.profiler", "torch.autograd.profiler_util", "torch.autograd.gradcheck",
           "torch.fx.experimental.migrate_gradual_types", "torch._inductor.compile_worker",
           "torch._inductor.ops_handler", "torch._inductor.runtime.compile_tasks", "torch._inductor.codecache",
           "torch._inductor.debug", "torch._inductor.metrics", "torch._inductor.async_compile",
           "torch._inductor.output_code", "torch._inductor.cudagraph_trees",
-          "torch._inductor.cudagraph_utils")  # fmt: skip
+          "torch._inductor.cudagraph_utils", "torch._inductor.standalone_compile")  # fmt: skip
 # Names in `compile_fx` that begin a compile or the lowering of a graph: programs wrap them to count compiles.
 _BEGINS = frozenset(
     ("compile_fx", "compile_fx_aot", "compile_fx_inner", "_compile_fx_inner", "_compile_fx_main",
