@@ -39,6 +39,8 @@ __all__ = [
 _PREFIX = "FXPOOL_"
 _MODE_VARIABLE = "TORCHINDUCTOR_FX_COMPILE_MODE"
 _CONFIG_VARIABLE = "FXPOOL_CONFIG"
+# Variables that are no settings. The second is read by the plugin for inference engines (`inductor.engine_plugin`).
+_OTHER_VARIABLES = (_CONFIG_VARIABLE, "FXPOOL_INSTALL")
 # Kubernetes gives every container FXPOOL_SERVICE_HOST, FXPOOL_PORT_80_TCP, ... once a service is named fxpool, and
 # FXPOOL_X_SERVICE_HOST, ... for fxpool-x.
 _KUBERNETES_LINK = re.compile(r"FXPOOL_(\w+_)?(SERVICE_HOST|SERVICE_PORT\w*|PORT|PORT_\d\w*)")
@@ -397,9 +399,9 @@ def _fingerprint(path: Path | None) -> tuple[object, ...]:
 
 def _read_environment() -> dict[str, Any]:
     for name in os.environ:
-        is_known = name in _VARIABLES or name == _CONFIG_VARIABLE or not name.startswith(_PREFIX)
+        is_known = name in _VARIABLES or name in _OTHER_VARIABLES or not name.startswith(_PREFIX)
         if not is_known and not _KUBERNETES_LINK.fullmatch(name):
-            raise UnknownNameError("environment variable", name, [*_VARIABLES, _CONFIG_VARIABLE])
+            raise UnknownNameError("environment variable", name, [*_VARIABLES, *_OTHER_VARIABLES])
     # An empty variable counts as unset, as in `FXPOOL_STRICT= python train.py`.
     return {
         name: _parse(name, os.environ[variable], variable)

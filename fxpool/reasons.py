@@ -119,6 +119,9 @@ _GRAPH = {
     ),
     "aot_inductor": Reason("AOTInductor compiles a package in your process", "Use fxpool.aot_compile.", "install.md"),
     "no_shapes": Reason("compile_fx was called directly, not through torch.compile", _NONE, "install.md"),
+    "decompositions": Reason(
+        "compile_fx was called with a table of decompositions", "Register the decompositions instead.", "serving.md"
+    ),
     "unpicklable": Reason("the result cannot be pickled", "Remove the object named in the message."),
 }
 

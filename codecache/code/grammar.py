@@ -31,9 +31,9 @@ from typing import Any
 import torch
 
 __all__ = [
-    "ATTRIBUTES", "BUILTINS", "CHANGING_PACKAGES", "DENIED", "EXCEPTIONS", "INSTRUCTIONS", "INTRINSICS", "NAMED_PACKAGES", "PLAIN",
-    "PURE_MODULES", "REGISTERING_PACKAGES", "TORCH_CLASSES", "TORCH_MODULES", "TORCH_NAMES", "TORCH_OPERATORS_NOT",
-    "TORCH_VALUES", "UnprovenError", "is_builtin", "is_record", "names_device_by_index",
+    "ATTRIBUTES", "BUILTINS", "CHANGING_PACKAGES", "DENIED", "EXCEPTIONS", "INSTRUCTIONS", "INTRINSICS",
+    "NAMED_PACKAGES", "PLAIN", "PURE_MODULES", "REGISTERING_PACKAGES", "TORCH_CLASSES", "TORCH_MODULES", "TORCH_NAMES",
+    "TORCH_OPERATORS_NOT", "TORCH_VALUES", "UnprovenError", "is_builtin", "is_record", "names_device_by_index",
 ]  # fmt: skip
 
 

@@ -24,6 +24,7 @@ from fxpool.lowering.request import capture
 from fxpool.torch_compat.dynamo import frames, tracing
 from fxpool.torch_compat.inductor import aot, aot_graph
 from fxpool.torch_compat.operators import operator_tables
+from fxpool.torch_compat.state import configs
 from fxpool.watch import configured_watchers
 
 __all__ = ["compile_graph"]
@@ -32,11 +33,11 @@ _numbers = itertools.count()
 
 
 def compile_graph(
-    graph: Any, inputs: Sequence[Any], arguments: dict[str, Any], here: Callable[[], Any], stays: str
+    graph: Any, inputs: Sequence[Any], arguments: dict[str, Any], here: Callable[[], Any], decomposed: bool
 ) -> Any:
     """Return Inductor's output for a graph after AOTAutograd: from the cache, a worker, or `here`, in this process.
 
-    `stays` is a reason why no worker can compile it, or empty.
+    `decomposed`: the call has its own table of decompositions, which a worker does not have.
 
     Raises:
         FxpoolError: a worker cannot compile the graph, under ``strict``.
@@ -55,7 +56,7 @@ def compile_graph(
     started = time.perf_counter()
     try:
         with interruptions.held_back():
-            compiled = _compile(graph, inputs, arguments, here, stays, attempt)
+            compiled = _compile(graph, inputs, arguments, here, decomposed, attempt)
     except BaseException as error:
         attempt.report("failed", type(error).__name__)
         raise
@@ -71,13 +72,13 @@ def _compile(
     inputs: Sequence[Any],
     arguments: dict[str, Any],
     here: Callable[[], Any],
-    stays: str,
+    decomposed: bool,
     attempt: Attempt,
 ) -> Any:
     cause: BaseException | None = None
     try:
-        if stays:
-            raise CannotTravelError(stays, "an argument of the call")
+        if decomposed:
+            raise CannotTravelError("decompositions", "an argument of compile_fx")
         return _through_cache(graph, inputs, arguments, attempt)
     except CannotTravelError as error:
         attempt.step_down(f"fx:{error.reason}", error)
@@ -103,13 +104,12 @@ def _compile(
 
 
 def _through_cache(graph: Any, inputs: Sequence[Any], arguments: dict[str, Any], attempt: Attempt) -> Any:
-    captured = capture.capture_inner(
-        graph,
-        inputs,
-        aot_graph.plain_arguments(arguments),
-        label=attempt.label,
-        into=attempt.destination,
-        frame=frames.current_frame(),
-    )
+    plain = aot_graph.plain_arguments(arguments)
+    # `standalone_compile` has kernels timed during the compile, which would need a worker that sees the device. Those of
+    # an entry are timed at the first calls.
+    with configs.patched({} if plain.get("cpp_wrapper") else {"triton.autotune_at_compile_time": None}):
+        captured = capture.capture_inner(
+            graph, inputs, plain, label=attempt.label, into=attempt.destination, frame=frames.current_frame()
+        )
     captured.saved_by_torch = True
     return GraphCompile(captured, attempt, lambda parts: load.load_for_torch(parts, captured, arguments)).run()

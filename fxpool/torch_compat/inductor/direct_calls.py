@@ -34,11 +34,11 @@ class Compile(Protocol):
     """Compiles a graph after AOTAutograd."""
 
     def __call__(
-        self, gm: Any, inputs: Sequence[Any], arguments: dict[str, Any], here: Callable[[], Any], stays: str, /
+        self, gm: Any, inputs: Sequence[Any], arguments: dict[str, Any], here: Callable[[], Any], decomposed: bool, /
     ) -> Any:
         """Return Inductor's output, before its post-compile steps; `here` makes it in this process.
 
-        `arguments` are those of the inner compile. `stays` is the reason why it has to be made here, or empty.
+        `arguments` are those of the inner compile. `decomposed`: the call has its own table of decompositions.
         """
 
 
@@ -68,12 +68,11 @@ def called(original: Callable[..., Any], *args: Any, **arguments: Any) -> Any:
 
     call = inspect.signature(original).bind(*args, **arguments)
     inner = call.arguments.get("inner_compile", compile_fx.compile_fx_inner)
-    # A worker lowers subgraphs with Inductor's own table.
-    stays = "decompositions" if call.arguments.get("decompositions") is not None else ""
+    decomposed = call.arguments.get("decompositions") is not None
 
     @functools.wraps(inner)
     def marked(*args: Any, **arguments: Any) -> Any:
-        with _set("inner", stays):
+        with _set("inner", decomposed):
             return inner(*args, **arguments)
 
     call.arguments["inner_compile"] = marked
@@ -89,14 +88,14 @@ def take(patches: Patches, compile: Compile) -> None:
 
     @functools.wraps(original)
     def taken(gm: Any, example_inputs: Sequence[Any], inputs_to_check: Sequence[int], **arguments: Any) -> Any:
-        stays = getattr(_state, "inner", None)
+        decomposed = getattr(_state, "inner", None)
 
         def here() -> Any:
             return original(gm, example_inputs, inputs_to_check, **arguments)
 
-        if stays is None or V.aot_compilation:
+        if decomposed is None or V.aot_compilation:
             return here()
         with _set("inner", None):
-            return compile(gm, example_inputs, arguments, here, stays)
+            return compile(gm, example_inputs, arguments, here, decomposed)
 
     patches.replace(compile_fx, "fx_codegen_and_compile", taken)
