@@ -343,6 +343,8 @@ def standalone_compile(
 def install() -> None:
     """Let ``backend="inductor"`` compile on fxpool's workers instead of its own processes.
 
+    Graphs of programs that call ``torch._inductor.standalone_compile``, or ``compile_fx`` with an `inner_compile`, go
+    through fxpool's cache and workers; the artifacts are torch's own. For ``torch.compile``,
     Triton kernels do if Inductor would use its compile pool (not with one compile thread). Whole graphs do with
     ``TORCHINDUCTOR_FX_COMPILE_MODE=subprocess``; set it before this call, which imports Inductor, because torch reads
     it once. ``async+subprocess`` and ``progressive+...`` mean the same as for ``backend="fxpool"``, with its cache;

@@ -39,7 +39,7 @@ __all__ = [
 _PREFIX = "FXPOOL_"
 _MODE_VARIABLE = "TORCHINDUCTOR_FX_COMPILE_MODE"
 _CONFIG_VARIABLE = "FXPOOL_CONFIG"
-# Variables that are no settings. The second is read by the plugin for inference engines (`inductor.engine_plugin`).
+# Variables besides settings. The second is read by the plugin for inference engines (`inductor.engine_plugin`).
 _OTHER_VARIABLES = (_CONFIG_VARIABLE, "FXPOOL_INSTALL")
 # Kubernetes gives every container FXPOOL_SERVICE_HOST, FXPOOL_PORT_80_TCP, ... once a service is named fxpool, and
 # FXPOOL_X_SERVICE_HOST, ... for fxpool-x.

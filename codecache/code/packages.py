@@ -3,8 +3,8 @@
 A function of a package in NAMED_PACKAGES computes from its arguments. Those of one in REGISTERING_PACKAGES are
 registered with Inductor while the package is imported, so a worker that imports the same modules has them as well.
 They count by the package's files, by the values they hold, and by the loaded code and the plain data that they refer
-to, which a program may have changed. What a module of a package in CHANGING_PACKAGES put in the place of torch's counts
-by that module's file instead of all.
+to, which a program may have changed. Code that a module of a package in CHANGING_PACKAGES put in the place of torch's
+counts by that module's file instead of all.
 """
 
 from __future__ import annotations

@@ -119,15 +119,15 @@ def add(attempt: Attempt, error: PoolError, origin: Origin | None = None) -> Non
 
 
 @contextlib.contextmanager
-def compiling_as_stock(attempt: Attempt, *, kept: bool = False) -> Iterator[None]:
+def compiling_as_stock(attempt: Attempt, *, with_caches: bool = False) -> Iterator[None]:
     """Have torch compile in this process inside the ``with`` block, as if fxpool were not used.
 
-    torch's caches are off for a graph with unproven code of the program's, unless the caller has it `kept` there.
+    torch's caches are off for a graph with unproven code of the program's, unless the call says `with_caches`.
     """
     attempt.outcome = Outcome.IN_PROCESS
     counters.count("compiles", "in_process")
     with attempt.timed("compile"), toolchain.of_stock(attempt.toolchain_dir), interruptions.let_through():
-        with configs.without_torchs_caches() if attempt.has_own_code and not kept else contextlib.nullcontext():
+        with configs.without_torchs_caches() if attempt.has_own_code and not with_caches else contextlib.nullcontext():
             yield
 
 

@@ -8,11 +8,11 @@
     standalone_compile, compile_fx(..., inner_compile=...)
       └─ graphs    after AOTAutograd     ──▶ `direct_calls`  ──▶ fxpool's cache ──▶ the pool
 
-``async+`` and ``progressive+`` behave as with ``backend="fxpool"``, with its guarded cache, and direct calls use that
-cache, too, behind torch's own. The other two paths do not use it: Inductor caches in the program's directories, which workers read and write as the program does. A job is
-a pickle; it runs with the program's environment, configuration and switches. A job that the pool cannot run is done in
-the program's process as without fxpool, and counted. A job that killed its workers twice is an error, as Inductor has
-no eager form of a graph to fall back to.
+``async+`` and ``progressive+`` behave as with ``backend="fxpool"``, with its guarded cache. Direct calls use it, too,
+behind torch's own caches. The other two paths do not: Inductor caches in the program's directories, which workers read
+and write as the program does. A job is a pickle; it runs with the program's environment, configuration and switches. A
+job that the pool cannot run is done in the program's process as without fxpool, and counted. A job that killed its
+workers twice is an error, as Inductor has no eager form of a graph to fall back to.
 
     installation    install and uninstall
     pools           `KernelPool` and `GraphPool`, which replace Inductor's pools; input and result of a job

@@ -33,9 +33,9 @@ _numbers = itertools.count()
 
 
 def compile_graph(
-    graph: Any, inputs: Sequence[Any], arguments: dict[str, Any], here: Callable[[], Any], decomposed: bool
+    graph: Any, inputs: Sequence[Any], arguments: dict[str, Any], stock: Callable[[], Any], decomposed: bool
 ) -> Any:
-    """Return Inductor's output for a graph after AOTAutograd: from the cache, a worker, or `here`, in this process.
+    """Return Inductor's output for a graph after AOTAutograd: from the cache, a worker, or by `stock`, in this process.
 
     `decomposed`: the call has its own table of decompositions, which a worker does not have.
 
@@ -47,7 +47,7 @@ def compile_graph(
     settings = config.current()
     options = call_options.parse(None, None, settings)
     if options.mode == "normal" or aot_graph.count_calls(graph) == 0:
-        return here()
+        return stock()
     operator_tables.watch()
     configured_watchers.attach()
     suffix = "backward" if arguments.get("is_backward") else "forward"
@@ -56,7 +56,7 @@ def compile_graph(
     started = time.perf_counter()
     try:
         with interruptions.held_back():
-            compiled = _compile(graph, inputs, arguments, here, decomposed, attempt)
+            compiled = _compile(graph, inputs, arguments, stock, decomposed, attempt)
     except BaseException as error:
         attempt.report("failed", type(error).__name__)
         raise
@@ -71,7 +71,7 @@ def _compile(
     graph: Any,
     inputs: Sequence[Any],
     arguments: dict[str, Any],
-    here: Callable[[], Any],
+    stock: Callable[[], Any],
     decomposed: bool,
     attempt: Attempt,
 ) -> Any:
@@ -96,8 +96,8 @@ def _compile(
     except Exception as error:  # Inductor's error, or this level's: compiling in this process decides
         attempt.failed(error, "fx:compile_error:{}")
         cause = error
-    with eager.compiling_as_stock(attempt, kept=True), aot.in_process_only():
-        compiled = here()
+    with eager.compiling_as_stock(attempt, with_caches=True), aot.in_process_only():
+        compiled = stock()
     if cause is not None:
         refusals.remember_level(attempt, cause)
     return compiled
@@ -105,8 +105,8 @@ def _compile(
 
 def _through_cache(graph: Any, inputs: Sequence[Any], arguments: dict[str, Any], attempt: Attempt) -> Any:
     plain = aot_graph.plain_arguments(arguments)
-    # `standalone_compile` has kernels timed during the compile, which would need a worker that sees the device. Those of
-    # an entry are timed at the first calls.
+    # `standalone_compile` has kernels timed during the compile, which would take a worker that sees the device. Those
+    # of an entry are timed at the first calls.
     with configs.patched({} if plain.get("cpp_wrapper") else {"triton.autotune_at_compile_time": None}):
         captured = capture.capture_inner(
             graph, inputs, plain, label=attempt.label, into=attempt.destination, frame=frames.current_frame()

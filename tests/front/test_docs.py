@@ -23,7 +23,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_settings_and_commands_that_are_named_exist(page: Path) -> None:
     text = page.read_text()
-    known = {*config._VARIABLES, "FXPOOL_CONFIG"}
+    known = {*config._VARIABLES, *config._OTHER_VARIABLES}
     assert {name for name in re.findall(r"FXPOOL_[A-Z_]+[A-Z]", text) if name not in known} == set()
     assert {name for name in re.findall(r"`fxpool ([a-z-]+)", text) if name not in main.commands} == set()
 

@@ -114,8 +114,11 @@ ELSEWHERE = {
     "fxpool build graphs --to graphs.bundle": "tests/lowering/test_build_ahead.py",
     "fxpool cache import graphs.bundle": "tests/lowering/test_build_ahead.py",
     "python examples/build_ahead.py": "tests/examples/test_examples.py",
+    "export FXPOOL_INSTALL=1": "tests/lowering/test_serving.py",
 }
 NOT_RUN = {
+    "pip install 'fxpool[vllm]'": "downloads several gigabytes",
+    "vllm serve MODEL": "needs vLLM and a GPU",
     "fxpool bench kernels --devices cuda:0,cuda:1": "needs two GPUs",
     "fxpool bench kernels": "measures for many minutes",
     "fxpool bench transformers --warm": "measures for many minutes",

@@ -54,7 +54,7 @@ def test_links_and_their_anchors_lead_somewhere(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
 def test_settings_commands_and_targets_that_are_named_exist(page: Path) -> None:
     text = page.read_text()
-    known = {*config._VARIABLES, "FXPOOL_CONFIG"}
+    known = {*config._VARIABLES, *config._OTHER_VARIABLES}
     assert {name for name in re.findall(r"FXPOOL_[A-Z_]+[A-Z]", text) if name not in known} == set()
     blocks = "\n".join(re.findall(r"^```.*?^```", text, re.MULTILINE | re.DOTALL))
     commands = {*re.findall(r"`fxpool ([a-z-]+)", text), *re.findall(r"^fxpool ([a-z-]+)", blocks, re.MULTILINE)}

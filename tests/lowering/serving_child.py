@@ -2,7 +2,7 @@
 
     serving_child.py '{"rank": 0, "of": 4, "directory": "/d", "format": "binary", "noted": "/d/noted"}'
 
-It calls the plugin as vLLM does, waits for the other ranks, and keeps its files in a directory of its own.
+It calls the plugin as vLLM does, waits for the other ranks, and has its files in its rank's directory.
 """
 
 from __future__ import annotations
@@ -19,26 +19,27 @@ from fxpool.bench.witness import counting
 from fxpool.lowering.inductor import engine_plugin
 
 
-def main(asked: dict[str, Any]) -> None:
+def main(order: dict[str, Any]) -> None:
     lowerings = counting()
-    directory = Path(asked["directory"])
-    own = directory / f"rank{asked['rank']}"
+    directory = Path(order["directory"])
+    own = directory / f"rank{order['rank']}"
     own.mkdir(exist_ok=True)
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(own / f"inductor{asked['start']}")
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(own / f"inductor{order['start']}")
     warnings.simplefilter("ignore")
     engine_plugin.install()
     import torch
 
     engine_plugin.install()  # vLLM may call it again
 
-    import fxpool
     from serving_pieces import ROWS, WIDTH, Piecewise, Toy
 
-    backend = Piecewise(own / "pieces", asked)
+    import fxpool
+
+    backend = Piecewise(own / "pieces", order)
     model = Toy().eval()
     compiled = torch.compile(model, backend=backend, fullgraph=True)
-    (directory / f"ready{asked['start']}.{asked['rank']}").touch()
-    while len([*directory.glob(f"ready{asked['start']}.*")]) < asked["of"]:
+    (directory / f"ready{order['start']}.{order['rank']}").touch()
+    while len([*directory.glob(f"ready{order['start']}.*")]) < order["of"]:
         time.sleep(0.01)
     right = []
     with torch.inference_mode():

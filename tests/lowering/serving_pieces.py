@@ -80,7 +80,7 @@ def split(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
         return number - 1
 
     wanted = {"tuple_return": True} if "tuple_return" in inspect.signature(split_module).parameters else {}
-    return split_module(gm, None, part, keep_original_order=True, **wanted)  # type: ignore[arg-type]
+    return split_module(gm, None, part, keep_original_order=True, **wanted)
 
 
 def fakes_of(piece: torch.fx.GraphModule) -> list[Any]:
@@ -103,13 +103,13 @@ def with_rows(fakes: Sequence[Any], rows: int) -> list[Any]:
 class Piece:
     """One piece, compiled for `ROWS` rows and for any number of rows; or loaded from the files of an earlier start."""
 
-    def __init__(self, piece: torch.fx.GraphModule, directory: Path, asked: dict[str, Any], log: list[Any]) -> None:
+    def __init__(self, piece: torch.fx.GraphModule, directory: Path, order: dict[str, Any], log: list[Any]) -> None:
         from torch._inductor.compile_fx import graph_returns_tuple
 
         self._is_tuple = graph_returns_tuple(piece)
         fakes = fakes_of(piece)
-        self._any = self._made(piece, fakes, "from_graph", directory / "any", asked, log)
-        self._rows = self._made(piece, with_rows(fakes, ROWS), "from_example_inputs", directory / "rows", asked, log)
+        self._any = self._made(piece, fakes, "from_graph", directory / "any", order, log)
+        self._rows = self._made(piece, with_rows(fakes, ROWS), "from_example_inputs", directory / "rows", order, log)
 
     def _made(
         self,
@@ -117,7 +117,7 @@ class Piece:
         inputs: list[Any],
         shapes: Any,
         path: Path,
-        asked: dict[str, Any],
+        order: dict[str, Any],
         log: list[Any],
     ) -> Callable[..., Any]:
         import sys
@@ -126,26 +126,26 @@ class Piece:
 
         if path.exists():
             log.append("loaded")
-            return CompiledArtifact.load(path=str(path), format=asked["format"])
-        wanted: dict[str, Any] = {"aot": True} if asked.get("aot") else {}
+            return CompiledArtifact.load(path=str(path), format=order["format"])
+        wanted: dict[str, Any] = {"aot": True} if order.get("aot") else {}
         if "donate_graph_module" in inspect.signature(standalone_compile).parameters:
             wanted["donate_graph_module"] = False  # compiled twice
-        mode = next(one.fake_mode for one in inputs if isinstance(one, torch.Tensor))  # type: ignore[attr-defined]
+        mode = next(one.fake_mode for one in inputs if isinstance(one, torch.Tensor))
         with patch.object(sys.modules["torch._inductor.standalone_compile"], "FakeTensorMode", lambda *a, **k: mode):
             made = standalone_compile(
                 piece,
                 inputs,
                 dynamic_shapes=shapes,
-                options={"config_patches": {"post_grad_custom_post_pass": Noted(asked["noted"])}},
+                options={"config_patches": {"post_grad_custom_post_pass": Noted(order["noted"])}},
                 **wanted,
             )
         log.append([type(made).__name__, isinstance(made, CompiledArtifact)])
-        if not asked.get("aot"):
+        if not order.get("aot"):
             artifacts = made._artifacts
             assert artifacts is not None and len(artifacts[1].aot_autograd_artifacts) == 1
             assert not artifacts[1].artifacts.get("fxpool"), "the parts are with the graph"
         path.parent.mkdir(parents=True, exist_ok=True)
-        made.save(path=str(path), format=asked["format"])
+        made.save(path=str(path), format=order["format"])
         return made
 
     def __call__(self, *inputs: Any) -> Any:
@@ -157,8 +157,8 @@ class Piece:
 class Piecewise:
     """The back end."""
 
-    def __init__(self, directory: Path, asked: dict[str, Any]) -> None:
-        self.directory, self.asked = directory, asked
+    def __init__(self, directory: Path, order: dict[str, Any]) -> None:
+        self.directory, self.order = directory, order
         self.log: list[Any] = []
 
     def __call__(self, gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -166,7 +166,7 @@ class Piecewise:
         for name, piece in [*whole.named_children()]:
             if not any("attend" in str(node.target) for node in piece.graph.nodes):
                 delattr(whole, name)
-                setattr(whole, name, _Called(Piece(piece, self.directory / name, self.asked, self.log)))
+                setattr(whole, name, _Called(Piece(piece, self.directory / name, self.order, self.log)))
         return whole.forward
 
 

@@ -34,9 +34,15 @@ class Compile(Protocol):
     """Compiles a graph after AOTAutograd."""
 
     def __call__(
-        self, gm: Any, inputs: Sequence[Any], arguments: dict[str, Any], here: Callable[[], Any], decomposed: bool, /
+        self,
+        gm: Any,
+        inputs: Sequence[Any],
+        arguments: dict[str, Any],
+        stock: Callable[[], Any],
+        decomposed: bool,
+        /,
     ) -> Any:
-        """Return Inductor's output, before its post-compile steps; `here` makes it in this process.
+        """Return Inductor's output, before its post-compile steps; `stock` makes it in this process.
 
         `arguments` are those of the inner compile. `decomposed`: the call has its own table of decompositions.
         """
@@ -90,12 +96,12 @@ def take(patches: Patches, compile: Compile) -> None:
     def taken(gm: Any, example_inputs: Sequence[Any], inputs_to_check: Sequence[int], **arguments: Any) -> Any:
         decomposed = getattr(_state, "inner", None)
 
-        def here() -> Any:
+        def stock() -> Any:
             return original(gm, example_inputs, inputs_to_check, **arguments)
 
         if decomposed is None or V.aot_compilation:
-            return here()
+            return stock()
         with _set("inner", None):
-            return compile(gm, example_inputs, arguments, here, decomposed)
+            return compile(gm, example_inputs, arguments, stock, decomposed)
 
     patches.replace(compile_fx, "fx_codegen_and_compile", taken)

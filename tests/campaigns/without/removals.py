@@ -68,7 +68,7 @@ REMOVALS = (
             "                compile_commands.collecting(self.cpp.take, self.cpp.begin),\n", "",
             ["lowering/cpp/test_cpp_wrappers.py::test_a_hit_calls_no_compiler"]),
     # The generated text is missing in tracebacks.
-    Removal(12, _OUTPUT_CODE, "        linecache.cache[wrapper.name] = (", "        _ = (",
+    Removal(12, _OUTPUT_CODE, "        linecache.cache[name] = (", "        _ = (",
             ["lowering/artifact/test_tracebacks.py::test_an_error_in_code_of_a_hit_shows_the_line_that_raised_it"]),
     Removal(13, "lowering/cuda/triton_kernels.py",
             " triton_compile.collecting(self.take) if self._submit is not None else", "",

@@ -12,7 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from fxpool.torch_compat.cpp.instruction_sets import instruction_sets_known
 from fxpool.torch_compat.dynamo import tracing
-from fxpool.torch_compat.inductor import hooks
+from fxpool.torch_compat.inductor import aot, hooks
 from fxpool.torch_compat.inductor.hooks import NotBorrowedError
 
 
@@ -68,11 +68,22 @@ class Begun:
         return gm
 
 
+class Direct:
+    """Notes each graph of a direct call, and has torch compile it."""
+
+    def __init__(self) -> None:
+        self.graphs: list[tuple[bool, bool]] = []
+
+    def __call__(self, gm: Any, inputs: Any, arguments: Any, stock: Any, decomposed: bool, /) -> Any:
+        self.graphs.append((bool(arguments.get("is_backward")), decomposed))
+        return stock()
+
+
 @pytest.fixture
-def parts() -> Iterator[tuple[Kernels, Graphs, Begun]]:
+def parts() -> Iterator[tuple[Kernels, Graphs, Begun, Direct]]:
     if hooks.installed():
         hooks.uninstall()
-    made = Kernels(), Graphs(), Begun()
+    made = Kernels(), Graphs(), Begun(), Direct()
     with instruction_sets_known([]):
         assert hooks.install(*made)
         yield made
@@ -88,13 +99,14 @@ def places() -> list[Any]:
     names = ("process_pool", "wakeup", "get_worker_pool", "should_use_thread_workers")
     found = [vars(AsyncCompile).get(name) for name in names]
     names = ("codegen_and_compile", "serialize_compile", "_send_to_child", "_send_to_child_async")
-    return [*found, *(vars(_SubprocessFxCompile).get(name) for name in names), compile_fx.compile_fx]
+    return [*found, *(vars(_SubprocessFxCompile).get(name) for name in names), compile_fx.compile_fx,
+            compile_fx.fx_codegen_and_compile]  # fmt: skip
 
 
 def test_inductor_s_own_parts_are_replaced_once_and_put_back() -> None:
     assert not hooks.installed()
     before = places()
-    made = Kernels(), Graphs(), Begun()
+    made = Kernels(), Graphs(), Begun(), Direct()
     assert hooks.install(*made) and hooks.installed()
     assert hooks.install(*made) is False
     changed = [now is not then for now, then in zip(places(), before, strict=True) if then is not None]
@@ -243,3 +255,34 @@ def test_inductor_s_directory_is_the_environment_s(monkeypatch: pytest.MonkeyPat
 
     getattr(cache_dir_utils.cache_dir, "cache_clear", lambda: None)()
     assert hooks.cache_directory() == str(tmp_path / "inductor")
+
+
+def test_graphs_of_direct_calls_are_handed_on_and_others_are_not(parts: Any) -> None:
+    from torch._inductor import compile_fx
+    from torch._inductor.decomposition import select_decomp_table
+
+    direct, x = parts[3], torch.ones(2, 2)
+
+    def call(**arguments: Any) -> Any:
+        return compile_fx.compile_fx(torch.fx.symbolic_trace(lambda x: (x @ x,)), [x], **arguments)(x)[0]
+
+    with torch.no_grad():
+        call()
+        with aot.in_process_only():  # fxpool's own compile
+            call(inner_compile=compile_fx.compile_fx_inner)
+        assert direct.graphs == []
+        assert torch.equal(call(inner_compile=compile_fx.compile_fx_inner, config_patches={"debug": False}), x @ x)
+        assert direct.graphs == [(False, False)], "compile_fx calls itself for its configuration: one graph"
+        call(decompositions=select_decomp_table())
+        assert direct.graphs[1:] == [(False, True)]
+        call(ignore_shape_env=True)  # as standalone_compile calls it
+        assert direct.graphs[2:] == [(False, False)]
+
+
+def test_a_backward_that_is_lowered_later_belongs_to_its_call(parts: Any) -> None:
+    from torch._inductor import compile_fx
+
+    direct, x = parts[3], torch.ones(2, 2, requires_grad=True)
+    compiled = compile_fx.compile_fx(torch.fx.symbolic_trace(lambda x: (x @ x,)), [x], ignore_shape_env=True)
+    compiled(x)[0].sum().backward()
+    assert [is_backward for is_backward, _ in direct.graphs] == [False, True]
