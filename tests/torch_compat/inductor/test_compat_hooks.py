@@ -194,7 +194,7 @@ def test_a_dynamo_graph_for_a_worker_is_begun_if_that_is_asked_for(parts: Any, m
 
     hooks.uninstall()
     asked: list[bool] = []
-    assert hooks.install(*parts, whole=lambda: bool(asked))
+    assert hooks.install(parts[0], parts[1], parts[2], parts[3], lambda: bool(asked))
     monkeypatch.setattr(compile_fx, "fx_compile_mode", compile_fx.FxCompileMode.SUBPROCESS)
     asked.append(True)
     assert compile_fx.compile_fx("graph", []) == "graph"
