@@ -41,10 +41,11 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal as signals
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+
+from fxpool.quantities import signal_name
 
 
 class FxpoolError(Exception):
@@ -262,14 +263,6 @@ def _end(signal: int | None, exit_code: int | None) -> str:
     if signal is not None:
         return f"was killed by {signal_name(signal)}"
     return f"exited with code {exit_code}" if exit_code is not None else "ended"
-
-
-def signal_name(number: int) -> str:
-    """Return a signal's number and name: ``signal 11 (SIGSEGV)``."""
-    try:
-        return f"signal {number} ({signals.Signals(number).name})"
-    except ValueError:
-        return f"signal {number}"
 
 
 class QuarantinedError(PoolError):

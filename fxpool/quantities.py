@@ -1,9 +1,10 @@
-"""Formats times, sizes and counts as text, and parses times. Cheap to import."""
+"""Formats times, sizes, counts and signals as text, and parses times. Cheap to import."""
 
 from __future__ import annotations
 
 import math
 import re
+import signal
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -21,6 +22,7 @@ __all__ = [
     "percent",
     "ranked",
     "short_span",
+    "signal_name",
     "size",
     "span",
 ]
@@ -135,3 +137,11 @@ def one_line(text: str) -> str:
     return "".join(
         one if one.isprintable() else " " if one.isspace() else one.encode("unicode_escape").decode() for one in text
     )
+
+
+def signal_name(number: int) -> str:
+    """Return a signal's number and name: ``signal 11 (SIGSEGV)``."""
+    try:
+        return f"signal {number} ({signal.Signals(number).name})"
+    except ValueError:
+        return f"signal {number}"

@@ -1,9 +1,10 @@
 """Keeps a cache directory within its limits: scans its files, lets `eviction` decide, and removes the chosen files.
 
     publication ─▶ scan the parts it wrote to, and the part scanned longest ago ─▶ index: size of the directory
-                     └─ over the limits ─▶ claim ─▶ scan every part ─▶ eviction.plan ─▶ entries, then blobs
+                     └─ over the limits ─▶ evict: claim ─▶ scan every part ─▶ eviction.plan ─▶ entries, then blobs
 
-This costs a publication a few milliseconds. While the index is new, each publication spends at most `_PATIENCE` seconds
+The first line costs a publication a few milliseconds. The second takes seconds for a large directory: publishers leave
+it to a job of the pool. While the index is new, each publication spends at most `_PATIENCE` seconds
 on parts that the index does not have yet, and eviction waits until it has all of them. Without an index, the whole
 directory is scanned, once in ten minutes.
 
@@ -39,7 +40,7 @@ from fxpool.codecache.store.entry import Entry
 from fxpool.codecache.store.eviction import Plan
 from fxpool.codecache.store.index import Index, IndexUnusableError
 
-__all__ = ["Collected", "after_publication", "collect", "evicted"]
+__all__ = ["Collected", "collect", "evict", "evicted", "is_full"]
 
 log = notices.logger(__name__)
 
@@ -75,13 +76,13 @@ class Collected:
     failed: int = 0
 
 
-def after_publication(root: str, entry: Entry, bounds: Bounds) -> Collected | None:
-    """Update the index after a publication; evict if the directory is over its limits.
+def is_full(root: str, entry: Entry, bounds: Bounds) -> bool:
+    """Update the index after a publication; return whether to evict: the directory is over its limits, unclaimed.
 
-    Returns None if no eviction was needed, or if another process does it. Raises OSError, StoreError.
+    Without a usable index, the whole directory is due for a scan every ten minutes. Raises OSError, StoreError.
     """
     if bounds.max_bytes is None and bounds.max_files is None:
-        return None
+        return False
     written = {
         f"{layout.ENTRIES}/{entry.key[:2]}",
         *(f"{layout.BLOBS}/{ref.digest[:2]}" for ref in entry.blobs.values()),
@@ -90,10 +91,25 @@ def after_publication(root: str, entry: Entry, bounds: Bounds) -> Collected | No
         size = _refresh(root, Index(root), written)
     except IndexUnusableError as error:
         log.info("%s", error)
-        return _collect_claimed(root, bounds, every=_REST_EVERY)
-    if size is None or not size.over(bounds):
-        return None
-    return _collect_claimed(root, bounds)
+        return not _is_claimed(root, _REST_EVERY)
+    return size is not None and size.over(bounds) and not _is_claimed(root, _CLAIMED_FOR)
+
+
+def evict(root: str, bounds: Bounds) -> Collected:
+    """Evict down to the limits, unless another process has claimed the directory. Raises OSError, StoreError."""
+    check_directory(root)
+    try:
+        Index(root).look()
+        every = _CLAIMED_FOR
+    except IndexUnusableError:
+        every = _REST_EVERY
+    now = _claim(root, every)
+    if now is None:
+        return Collected()
+    collected = _collect(root, bounds, now)
+    if not collected.stuck and every == _CLAIMED_FOR:
+        _release(root)
+    return collected
 
 
 def _refresh(root: str, index: Index, written: Iterable[str]) -> Size | None:
@@ -157,15 +173,12 @@ def evicted(root: str) -> Size | None:
 # ---------------------------------------------------------------- one at a time
 
 
-def _collect_claimed(root: str, bounds: Bounds, every: float | None = None) -> Collected | None:
-    """Evict, or return None if another process does. With `every`, at most once in that many seconds."""
-    now = _claim(root, _CLAIMED_FOR if every is None else every)
-    if now is None:
-        return None
-    collected = _collect(root, bounds, now)
-    if not collected.stuck and every is None:
-        _release(root)
-    return collected
+def _is_claimed(root: str, every: float) -> bool:
+    """Return whether a process has claimed the directory in the last `every` seconds."""
+    try:
+        return abs(time.time() - os.lstat(os.path.join(root, layout.CLAIM)).st_mtime) < every
+    except FileNotFoundError:
+        return False
 
 
 def _claim(root: str, every: float) -> float | None:
@@ -178,12 +191,10 @@ def _claim(root: str, every: float) -> float | None:
         try:
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         except FileExistsError:
-            try:
-                if abs(time.time() - os.lstat(path).st_mtime) < every:
-                    return None
+            if _is_claimed(root, every):
+                return None
+            with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)  # its process died, or could not evict enough
-            except FileNotFoundError:
-                pass
             continue
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):

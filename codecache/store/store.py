@@ -69,11 +69,17 @@ class LocalStore:
     #: Users besides ourselves whose files are trusted.
     owners: tuple[int, ...] = ()
 
-    def __init__(self, root: str, bounds: Bounds | None = None) -> None:
-        """Raises UnsafeDirectoryError if the directory, or one above it, is writable by others."""
+    def __init__(
+        self, root: str, bounds: Bounds | None = None, on_full: Callable[[LocalStore], object] | None = None
+    ) -> None:
+        """`on_full` is called instead of `evict` by a publication that goes over `bounds`.
+
+        Raises UnsafeDirectoryError if the directory, or one above it, is writable by others.
+        """
         self.root = os.path.abspath(os.path.expanduser(root))
         #: Limits that each publication enforces. None means no limits, and no index.
         self.bounds = bounds
+        self._on_full = on_full or LocalStore.evict
         self._lock = forks.lock(self, "_lock")
         self._counts: Counter[str] = Counter()
         self._write_failures: Counter[str] = Counter()
@@ -104,22 +110,35 @@ class LocalStore:
         self._count("published")
         self._sweep_now_and_then()
         if self.bounds is not None:
-            self._keep_within(self.bounds, entry)
+            from fxpool.codecache.store import collector  # with sqlite3, which only publishers need
+
+            with self._counting_failed_evictions():
+                if collector.is_full(self.root, entry, self.bounds):
+                    self.report_full()
         return entry
 
-    def _keep_within(self, bounds: Bounds, entry: Entry) -> None:
-        """Evict down to the limits. The entry stays published even if this fails."""
+    def report_full(self) -> None:
+        """Evict, or have it done: the store is over its limits."""
+        self._on_full(self)
+
+    def evict(self) -> None:
+        """Evict down to the limits, unless another process does. After a failure, more than the limits stays stored."""
+        if self.bounds is None:
+            return
         from fxpool.codecache.store import collector  # with sqlite3, which only publishers need
 
+        with self._counting_failed_evictions():
+            collected = collector.evict(self.root, self.bounds)
+            with self._lock:
+                self._counts["evicted"] += collected.entries
+
+    @contextlib.contextmanager
+    def _counting_failed_evictions(self) -> Iterator[None]:
         try:
-            collected = collector.after_publication(self.root, entry, bounds)
+            yield
         except (OSError, StoreError) as error:
             self._count("eviction_failed")
             log.info("could not evict from %s: %s", self.root, error)
-            return
-        if collected is not None:
-            with self._lock:
-                self._counts["evicted"] += collected.entries
 
     def put_blob(self, content: bytes) -> BlobRef:
         """Store one blob, for an entry that will name it. Raises StoreError."""

@@ -26,7 +26,7 @@ from typing import IO, Any
 from fxpool import child_python, config, quantities, temporary
 from fxpool.bench.environment import child_environment
 from fxpool.doctor.findings import FAIL, OK, WARN, Check, Finding
-from fxpool.errors import FxpoolError, signal_name
+from fxpool.errors import FxpoolError
 from fxpool.pool.host import death_causes
 
 __all__ = ["Trial", "judge_compile", "judge_gpu", "judge_hit"]
@@ -143,7 +143,7 @@ class _Child:
             parsed = json.loads(lines[-1])
             if isinstance(parsed, dict) and code == 0:
                 return parsed, "", self._said()
-        failure = f"was killed by {signal_name(-code)}" if code < 0 else f"exited with code {code}"
+        failure = f"was killed by {quantities.signal_name(-code)}" if code < 0 else f"exited with code {code}"
         return None, f"the process {failure}", self._said()
 
     def _said(self) -> str:

@@ -81,7 +81,7 @@ class Artifact(msgspec.Struct, kw_only=True):
 class Reference(msgspec.Struct, kw_only=True):
     """A published artifact: the store, the key, and the entry's name.
 
-    `existing`: the worker met the entry in the store, and compiled nothing.
+    `existing`: the worker met the entry in the store, and compiled nothing. `full`: the store is over its limits.
     """
 
     store: str
@@ -90,6 +90,7 @@ class Reference(msgspec.Struct, kw_only=True):
     seconds: float = 0.0
     unprepared: bool = False
     existing: bool = False
+    full: bool = False
     phases: dict[str, float] = {}
     guessed: bool = False
     times: CompileTimes = msgspec.field(default_factory=CompileTimes)

@@ -101,6 +101,8 @@ def published(reference: Reference, store: LocalStore, *, saved_by_torch: bool =
     `Captured`.
     """
     entry = _published(reference, store)
+    if reference.full:
+        store.report_full()
     if entry is not None and content_of(entry).level != PACKAGE and not saved_by_torch:
         torch_artifacts.record(entry, store)
     return entry

@@ -21,6 +21,8 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import msgspec
+
 from fxpool import config, counters, forks, notices, standard_streams
 from fxpool.codecache.key import probe_cache
 from fxpool.codecache.store.cache_limits import Bounds
@@ -38,6 +40,7 @@ log = notices.logger(__name__)
 # A process asks again for its first graphs: when one starts without facts of the host, and when one had no header.
 _ASKS_TO_PREPARE = 4
 _PRELOAD = ("fxpool.lowering.worker.jobs:import_compiler",)
+_EVICT_JOB = "fxpool.lowering.worker.jobs:evict_job"
 # Tasks of an idle zygote, the most useful first.
 _IDLE = ",".join(
     f"fxpool.lowering.worker.warmup:{name}"
@@ -174,6 +177,27 @@ class Runtime:
             self._prepared[toolchain_dir] += 1
             return self._prepared[toolchain_dir] <= _ASKS_TO_PREPARE
 
+    def _evict(self, store: LocalStore) -> None:
+        """Have the pool evict from a store while it has little to do. Without a pool, do so in this thread.
+
+        Each publication of any process asks again until it is done: that is how the pool learns that the job is worth
+        a busy core.
+        """
+        with self._lock:
+            pool = self._pool if self._pool is not None and self._pool_settings[0] == os.getpid() else None
+        if pool is None:
+            store.evict()
+            return
+        spec = msgspec.structs.replace(
+            pool_environment.job_spec(f"evicting from {store.root}", {}),
+            retries=0, dedup_key=f"evict {store.root}", best_effort=True,
+        )  # fmt: skip
+        try:
+            pool.submit(_EVICT_JOB, msgspec.msgpack.encode((store.root, store.bounds)), spec)
+        except FxpoolError as error:
+            log.info("evicting in this process: %s", error)
+            store.evict()
+
     def close(self) -> None:
         """End this process's pool now. The next miss starts a new pool."""
         with self._lock:
@@ -211,7 +235,7 @@ class Runtime:
                 standard_streams.keep_standard()  # printed output must not end up in an entry
                 try:
                     _check_name(root)
-                    self._stores[root] = LocalStore(root)
+                    self._stores[root] = LocalStore(root, on_full=self._evict)
                 except (StoreError, OSError) as error:
                     self._stores[root] = None
                     counters.count("bypasses", "cache_directory_refused")

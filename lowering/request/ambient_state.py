@@ -149,6 +149,15 @@ def entered_by_thread(state: AmbientState) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def compiler_entered(state: AmbientState) -> Iterator[None]:
+    """Use the C++ compiler of `state` in this block, and nothing else of it."""
+    configured = state.configuration["inductor"]
+    names = cpp_toolchain.of_this_machine().keys() & configured.keys()
+    with configs.entered({"inductor": {name: configured[name] for name in names}}):
+        yield
+
+
+@contextlib.contextmanager
 def entered(state: AmbientState) -> Iterator[None]:
     """Put this process and thread into `state`, except for the environment, which the pool sets."""
     try:

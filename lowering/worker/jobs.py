@@ -9,8 +9,11 @@ from __future__ import annotations
 import os
 from concurrent.futures import Future
 
+import msgspec
+
 from fxpool import notices
 from fxpool.codecache.key import build_digests
+from fxpool.codecache.store.cache_limits import Bounds
 from fxpool.codecache.store.store import LocalStore
 from fxpool.errors import CompileError, StoreError
 from fxpool.lowering.artifact import lookup, publishing
@@ -101,8 +104,9 @@ def _published(artifact: Artifact, request: CompileRequest) -> CompileReply:
     key = request.key_of(artifact.has_cpp())
     if key is None or request.store is None or artifact.unkept or not publishing.is_admitted(artifact, request):
         return CompileReply(artifact=artifact)
+    full: list[LocalStore] = []  # the client has another job evict, for this one's answer is waited for
     try:
-        store = LocalStore(request.store, request.bounds)
+        store = LocalStore(request.store, request.bounds, on_full=full.append)
         entry = publishing.publish(artifact, key, store, request)
     except StoreError as error:
         artifact.unkept = str(error)
@@ -118,6 +122,7 @@ def _published(artifact: Artifact, request: CompileRequest) -> CompileReply:
         guessed=artifact.guessed,
         times=artifact.times,
         existing=artifact.reused,
+        full=bool(full),
     )
     return CompileReply(reference=reference)
 
@@ -126,7 +131,9 @@ def _compared_builds(request: CompileRequest) -> dict[str, str] | None:
     """Return this machine's builds for a request of another machine, else None. Raises CompileError if they differ."""
     if request.builds is None:
         return None
-    own = build_digests.digests(request.toolchain_dir)
+    # A zygote does not know the job's $CXX, so the worker's default is another compiler than the one that will run.
+    with ambient_state.compiler_entered(request.ambient):
+        own = build_digests.digests(request.toolchain_dir)
     if differing := build_digests.differing(own, request.builds):
         raise CompileError(f"this machine has other builds than the host: {', '.join(differing)}")
     return own
@@ -148,6 +155,14 @@ def prepare_job(payload: bytes) -> bytes:
     none, a busy host would compile every graph without the header.
     """
     prepare(CompileRequest.load(payload))
+    return b""
+
+
+def evict_job(payload: bytes) -> bytes:
+    """Job: evict from a cache directory down to its limits. Raises StoreError: it may not be used."""
+    root, bounds = msgspec.msgpack.decode(payload, type=tuple[str, Bounds])
+    os.nice(10)
+    LocalStore(root, bounds).evict()
     return b""
 
 

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import msgspec
 
-from fxpool.errors import signal_name
 from fxpool.pool.host import death_causes
 from fxpool.pool.server import decisions as d
 from fxpool.pool.wire import messages as m
 from fxpool.pool.wire.connection import Connection
 from fxpool.pool.wire.protocol import Message
+from fxpool.quantities import signal_name
 
 __all__ = [
     "Client", "Exceeded", "JobLogs", "Work", "Worker", "WorkerResult", "as_part", "branch_of", "describe", "kind_of",

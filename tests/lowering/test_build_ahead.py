@@ -91,8 +91,14 @@ def run(directory: Path, cache: str, *command: str, **variables: str) -> str:
 
 
 @pytest.mark.timeout(300)
-def test_recorded_graphs_are_built_elsewhere_and_served(shared_pool: Path, cache: Path, tmp_path: Path) -> None:
+def test_recorded_graphs_are_built_elsewhere_and_served(
+    shared_pool: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
+    compiler = tmp_path / "c++"  # the pool was started without it
+    compiler.write_text('#!/bin/sh\nexec g++ "$@"\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
     printed, *said = run(tmp_path, "a", "-m", "fxpool", "capture", "--to", "graphs", "program.py").splitlines()
     report = json.loads(printed)
     assert report["lowered"] == report["entries_written"] == 0

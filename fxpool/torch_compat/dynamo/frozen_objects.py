@@ -16,6 +16,10 @@ from torch._dynamo import callback, utils
 __all__ = ["freeze_while_compiling", "frozen"]
 
 
+# Python 3.12 freezes a few hundred objects of its own when it starts; a program that freezes some has thousands.
+_OF_PYTHON = 1000
+
+
 class _Freezing:
     """Freezes the objects that exist when a compile begins, unless the program has frozen some.
 
@@ -28,7 +32,7 @@ class _Freezing:
 
     def begin(self, _: object) -> None:
         collects = gc.isenabled() and gc.get_threshold()[2] > 0
-        if collects and not self.is_frozen and not gc.get_freeze_count() and self._wanted():
+        if collects and not self.is_frozen and gc.get_freeze_count() < _OF_PYTHON and self._wanted():
             gc.collect(1)  # young garbage would have to wait for a full collection afterwards
             gc.freeze()
             self.is_frozen = True
