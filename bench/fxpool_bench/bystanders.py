@@ -96,7 +96,7 @@ class Bystanders:
                 sock.shutdown(socket.SHUT_RDWR)
         with self._lock:
             self._measuring.clear()
-            self._go_on()
+            self._go_on(self._stopped)
         fork_inheritance.sockets.discard(self._listener)
         self._listener.close()
         fork_inheritance.descriptors.discard(self._held)
@@ -108,6 +108,11 @@ class Bystanders:
         with self._lock:
             if self._measuring:
                 self._stop(pid)
+
+    def spare(self, pid: int) -> None:
+        """Resume one of the processes: it is to measure, beside those that measure on other devices."""
+        with self._lock:
+            self._go_on({pid} & self._stopped)
 
     def _accept(self) -> None:
         while True:
@@ -147,6 +152,8 @@ class Bystanders:
     def _begin(self, pid: int) -> int:
         with self._lock:
             self._measuring.append(pid)
+            # It may have been stopped with its Pause on the way here: nobody else would resume it.
+            self._go_on({one for one in self._stopped if any(process.pid == pid for process in tree(one))})
             for one in self._processes():
                 self._stop(one)
             return len(self._stopped)
@@ -163,10 +170,10 @@ class Bystanders:
             if pid in self._measuring:
                 self._measuring.remove(pid)
                 if not self._measuring:
-                    self._go_on()
+                    self._go_on(self._stopped)
 
-    def _go_on(self) -> None:
-        for pid in self._stopped:
+    def _go_on(self, stopped: set[int]) -> None:
+        for pid in stopped:
             self._on_change(pid, False)  # before SIGCONT, so that a process reported as stopped is stopped
             signal_tree(pid, signal.SIGCONT)
-        self._stopped.clear()
+        self._stopped -= stopped

@@ -161,7 +161,7 @@ class Runner:
         configured = self._settings.runtime_dir or config.current().runtime_dir
         self._root = root = runtime_dir.runtime_root(configured)
         guard = Guard(self._mark)
-        self._bystanders = Bystanders(root, lambda: [one.process.pid for one in list(self.live)], self._changed)
+        self._bystanders = Bystanders(root, self._suspended, self._changed)
         try:
             while self.waiting or self._second or self.live:
                 await self._begin_some()
@@ -176,6 +176,10 @@ class Runner:
             guard.end()
             if self._tasks:  # their processes and all descendants were killed
                 await asyncio.wait(self._tasks, timeout=_END_SECONDS)
+
+    def _suspended(self) -> list[int]:
+        """Return the processes to suspend during a measurement. Called in a thread."""
+        return [live.process.pid for live in list(self.live) if live not in self._measuring]
 
     async def _pause(self) -> None:
         """Wait until a process has ended or measured, but not for long."""
@@ -336,6 +340,7 @@ class Runner:
             self._queue.remove(live)
             self._measuring.append(live)
             live.enter("measuring")
+            self._bystanders.spare(live.process.pid)
             assert live.process.stdin is not None
             with contextlib.suppress(ConnectionError):
                 live.process.stdin.write(b"now\n")

@@ -59,6 +59,8 @@ class Pauses:
         pause = self._pauses[client.number] = _Pause(client, timer)
         self._dispatcher.scheduler.hold()
         self._dispatcher.limits.rests = True
+        # A worker that was stopped with its Pause on the way here: its own pause would keep it stopped.
+        self._go_on([worker for worker in self._stopped() if worker.pid == _group(client.pid)])
         for worker in self._dispatcher.workers.values():
             self._stop(worker)
         if zygote_is_there:
@@ -104,23 +106,26 @@ class Pauses:
             self._resume()
 
     def _resume(self) -> None:
-        jobs = self._dispatcher
-        jobs.limits.rests = False
-        stopped = [worker for worker in jobs.workers.values() if worker.stopped]
+        self._dispatcher.limits.rests = False
+        self._go_on(self._stopped())
+        self._dispatcher.do(self._dispatcher.scheduler.go_on())
+
+    def _stopped(self) -> list[Worker]:
+        return [worker for worker in self._dispatcher.workers.values() if worker.stopped]
+
+    def _go_on(self, stopped: list[Worker]) -> None:
         for worker in stopped:
             worker.stopped = False
             if worker.exited is None:
                 self._to_zygote(m.Continue(worker=worker.number), None)
             if worker.reached is not None:
                 worker.reached += self._loop.time() - max(self._since, worker.reached)
-        jobs.limits.keep(stopped)
-        jobs.do(jobs.scheduler.go_on())
+        self._dispatcher.limits.keep(stopped)
 
     def _confirm(self, pause: _Pause) -> None:
         if not pause.confirmed:
             pause.confirmed = True
-            workers = sum(worker.stopped for worker in self._dispatcher.workers.values())
-            pause.client.connection.send(m.Paused(workers=workers))
+            pause.client.connection.send(m.Paused(workers=len(self._stopped())))
 
     def _over(self, client: Client) -> None:
         log.warning("resuming jobs, although process %d is still measuring", client.pid)

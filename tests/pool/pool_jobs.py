@@ -9,6 +9,7 @@ import logging
 import os
 import pathlib
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -16,7 +17,7 @@ import time
 import warnings
 
 from fxpool.pool import current_job
-from fxpool.pool.client import pausing
+from fxpool.pool.client import hosts, pausing
 
 
 class Holder:
@@ -636,6 +637,17 @@ def counts_in_a_child(data: bytes) -> bytes:
     """The same in a process of the worker's, as a compiler is."""
     subprocess.run([sys.executable, "-c", _COUNTER, data.decode()], check=True)
     return b"counted"
+
+
+def lends_its_connection(data: bytes) -> bytes:
+    """Gives its connection to a server away, and counts. `data`: the server's directory, a socket, as in `counts`."""
+    server, to, directory = data.decode().split("\0")
+    connection = hosts.connect(pathlib.Path(server), 10.0, visitor=True)
+    with socket.socket(socket.AF_UNIX) as other:
+        other.connect(to)
+        socket.send_fds(other, [b"x"], [connection.fileno()])
+    hosts.disconnect(connection)
+    return counts(directory.encode())
 
 
 def pauses_and_counts(data: bytes) -> bytes:

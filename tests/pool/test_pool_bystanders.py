@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -16,7 +17,9 @@ from pool_place import Place, until
 from fxpool.bench.bystanders import Bystanders, signal_tree, tree
 from fxpool.pool import JobSpec, PoolClient
 from fxpool.pool.client import pausing
-from fxpool.pool.host import processes
+from fxpool.pool.host import processes, runtime_dir
+from fxpool.pool.wire import messages as m
+from fxpool.pool.wire.protocol import Channel
 
 _BUSY = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'while True: pass'], start_new_session=True)\n"
 _SPIN = "while True: pass"
@@ -37,6 +40,17 @@ child = subprocess.Popen([sys.executable, "-c", "while True: pass"], env=environ
 child.send_signal(signal.SIGSTOP)
 print(child.pid, flush=True)
 time.sleep(60)
+"""
+
+_LENDS = """
+import pathlib, socket, sys
+from fxpool.pool.client import hosts
+connection = hosts.connect(pathlib.Path(sys.argv[1]), 10.0, visitor=True)
+with socket.socket(socket.AF_UNIX) as other:
+    other.connect(sys.argv[2])
+    socket.send_fds(other, [b"x"], [connection.fileno()])
+connection.close()
+while True: pass
 """
 
 Process = subprocess.Popen[str]
@@ -95,6 +109,37 @@ def test_the_one_that_measures_goes_on(place: Place, children: list[Process]) ->
         measures.kill()
         measures.wait()
         assert until(lambda: states(busy) == {psutil.STATUS_RUNNING}, 10)
+    finally:
+        bystanders.end()
+
+
+@pytest.mark.parametrize("how", ["asks", "is spared"])
+def test_one_that_is_to_measure_on_another_device_goes_on(place: Place, children: list[Process], how: str) -> None:
+    """Also if it is stopped while it asks: otherwise each would wait for the other."""
+    busy = start(children, place, _SPIN)
+    bystanders = Bystanders(place.runtime, lambda: [child.pid for child in children])
+    try:
+        (server,) = place.runtime.glob(f"{runtime_dir.PREFIX}*")
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(place.mark("mark-s")))
+            listener.listen()
+            asks = start(children, place, _LENDS, str(server), str(place.mark("mark-s")))
+            sender, _ = listener.accept()
+            with sender:
+                _, (descriptor,), _, _ = socket.recv_fds(sender, 1, 1)
+        with socket.socket(fileno=descriptor) as connection:
+            paused = pausing.pause(place.runtime, 30.0, 20.0)
+            assert paused.workers == 2 and until(lambda: states(busy) == states(asks) == STOPPED, 5)
+            if how == "asks":
+                Channel(connection, m.ToClient).send(m.Pause(seconds=50.0))
+            else:
+                bystanders.spare(asks.pid)
+            assert until(lambda: states(asks) == {psutil.STATUS_RUNNING}, 10) and states(busy) == STOPPED
+            paused.end()
+            if how == "asks":
+                time.sleep(0.2)
+                assert states(busy) == STOPPED, "the other one still measures"
+        assert until(lambda: states(busy) == {psutil.STATUS_RUNNING} == states(asks), 10)
     finally:
         bystanders.end()
 

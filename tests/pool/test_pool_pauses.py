@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import psutil
 import pytest
@@ -16,6 +18,9 @@ from pool_place import Place, until
 
 from fxpool.pool import Job, JobSpec, PoolClient
 from fxpool.pool.client import pausing
+from fxpool.pool.host import runtime_dir
+from fxpool.pool.wire import messages as m
+from fxpool.pool.wire.protocol import Channel
 
 Make = Callable[..., PoolClient]
 
@@ -206,6 +211,41 @@ def test_a_worker_that_measures_goes_on(client: PoolClient, place: Place) -> Non
     assert job.result(timeout=30) == b"(1, [])"
     assert count.goes_on
     assert count.result() == b"counted"
+
+
+def test_a_worker_that_is_stopped_while_it_asks_goes_on(
+    client: PoolClient, place: Place, others: list[subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    """It measures on another device; were it left stopped, it would wait for the end of its own pause."""
+    client.start(wait=True)
+    (server,) = [path for path in place.runtime.glob(f"{runtime_dir.PREFIX}*") if runtime_dir.holder(path) is not None]
+    directory = tmp_path / "asks"
+    directory.mkdir()
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(place.mark("mark-s")))
+        listener.listen()
+        data = "\0".join((str(server), str(place.mark("mark-s")), str(directory)))
+        client.submit("pool_jobs:lends_its_connection", data.encode(), JobSpec(label="asks"))
+        sender, _ = listener.accept()
+        with sender:
+            _, (descriptor,), _, _ = socket.recv_fds(sender, 1, 1)
+    count, bystander = directory / "mark-count", Count(client, place)
+    assert until(lambda: count.exists())
+    measures(others, place)
+
+    def goes_on() -> bool:
+        before = count.stat().st_size
+        return until(lambda: count.stat().st_size > before + 2, 1.0)
+
+    assert not goes_on() and bystander.stands
+    channel: Channel[m.ToClient] = Channel(socket.socket(fileno=descriptor), m.ToClient)
+    channel.send(m.Pause(seconds=50.0))
+    assert until(goes_on) and bystander.stands
+    channel.close()
+    others[0].kill()
+    assert bystander.goes_on and goes_on()
+    (directory / "mark-go").touch()
+    assert bystander.result() == b"counted"
 
 
 def test_a_visitor_keeps_no_server(make_client: Make, place: Place) -> None:
