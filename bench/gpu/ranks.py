@@ -126,6 +126,7 @@ def child(asked: dict[str, Any]) -> None:
         report |= {name: stats[name] for name in ("hits", "misses", "joined", "fallbacks", "bypasses")}
         report["compiles"] = sum(stats["compiles"].values())
         report["frames"] = stats["frames"]
+        report["seconds"] = [graph["seconds"] for graph in stats["graphs"]]
         report["keys"] = [graph["key"] for graph in stats["graphs"]]
     print(json.dumps(report), flush=True)
     if is_parallel:
