@@ -22,7 +22,7 @@ from fxpool.errors import CompileError, FxpoolError, StoreError
 from fxpool.lowering.artifact import lookup, publishing, sharing
 from fxpool.lowering.artifact.entry_parts import CompileReply, decode_reply
 from fxpool.lowering.compiling import farm, remote
-from fxpool.lowering.core import options
+from fxpool.lowering.core import options, shared_remote
 from fxpool.lowering.core.attempt import Attempt
 from fxpool.lowering.core.runtime import runtime
 from fxpool.lowering.request import environment_variables
@@ -77,7 +77,7 @@ def build(captures: Sequence[Capture], store: LocalStore, device: DeviceFacts | 
                 yield done.result()
             except Exception as error:  # a compile may raise anything
                 yield Built(capture=waiting[done], error=_words(error))
-    sharing.flush(None)
+    shared_remote.flush(None)
 
 
 def _for_this_machine(

@@ -1,28 +1,24 @@
 """The remote cache as this process uses it: its address, downloads on a local miss, uploads of published entries.
 
 The address is the setting `remote_cache`. If that is unset and the program has enabled Inductor's remote cache, the
-address comes from Inductor's variables for Redis. Without a key file nothing is downloaded or uploaded, because entries
-that come over a network are code. A wrong setting is warned of once, and the program continues without the remote.
+address comes from Inductor's variables for Redis. `core.shared_remote` has the process's connection to it.
 
     local miss ──▶ `fetch` ──▶ level of the remote ──▶ written into the local store, and served from there
     publishing ──▶ `offer` ──▶ uploads in the background
     compiling  ──▶ `leases` ─▶ one machine compiles a graph, the others wait for it
-
-The remote's client is imported on the first local miss, if a remote is configured.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from fxpool import config, counters, forks, notices
-from fxpool.codecache.store.store import FRESH, LocalStore
-from fxpool.errors import CREATE_KEY, ConfigurationError, StoreError
+from fxpool import config, counters
+from fxpool.codecache.store.store import LocalStore
+from fxpool.errors import StoreError
 from fxpool.lowering.artifact import side_effects
-from fxpool.lowering.core import switched_off
-from fxpool.lowering.core.runtime import Part, runtime
+from fxpool.lowering.core import shared_remote, switched_off
 from fxpool.torch_compat.state import configs
 
 if TYPE_CHECKING:
@@ -31,78 +27,7 @@ if TYPE_CHECKING:
     from fxpool.codecache.store.entry import Entry
     from fxpool.lowering.request.captured_graph import Captured
 
-__all__ = ["address", "disconnect", "fetch", "fetch_fitting", "flush", "inductor_address", "leases", "offer"]
-
-
-class _Shared(Part):
-    """The remote level under the settings in force."""
-
-    def __init__(self) -> None:
-        self._lock = forks.lock(self, "_lock")
-        self._level: RemoteLevel | None = None
-        self._settings: tuple[Any, ...] = ()
-        self._refusal: ConfigurationError | None = None
-
-    def level(self, address: str, settings: config.Settings) -> RemoteLevel | None:
-        """Return the level for an address; None, with a warning, if the settings rule it out."""
-        key_file = settings.remote_key_file
-        wanted = (address, key_file, _version(key_file), settings.remote_use, settings.remote_timeout)
-        with self._lock:
-            if wanted != self._settings:
-                before, self._level, self._refusal, self._settings = self._level, None, None, wanted
-                if before is not None:
-                    before.close()
-                try:
-                    self._level = _new_level(address, settings)
-                except ConfigurationError as error:
-                    self._refusal = error
-        if self._refusal is not None:
-            notices.switched_off("remote_refused", f"running without the remote cache: {self._refusal}", about=address)
-        return self._level
-
-    def present(self) -> RemoteLevel | None:
-        return self._level
-
-    def after_fork_in_child(self) -> None:
-        self._level, self._settings = None, ()  # its connections and its thread are the parent's
-
-    def disconnect(self) -> int:
-        """Close the level, until the next use; return how many uploads are left."""
-        with self._lock:
-            level, self._level, self._settings = self._level, None, ()
-        return level.close() if level is not None else 0
-
-    def reset(self) -> None:
-        self.disconnect()
-
-
-def _new_level(address: str, settings: config.Settings) -> RemoteLevel:
-    """Return a level for an address. Raises ConfigurationError: the settings rule it out."""
-    # Only needed if there is a remote.
-    from fxpool.codecache import remote
-    from fxpool.codecache.bundle.authentication import Keyring
-    from fxpool.codecache.remote.remote_level import RemoteLevel
-
-    if settings.remote_key_file is None:
-        raise ConfigurationError(
-            f"the remote cache {remote.shown(address)} cannot be trusted without a key",
-            remedy=CREATE_KEY,
-        )
-    return RemoteLevel(
-        lambda seconds: remote.connect(address, seconds),
-        Keyring.load(settings.remote_key_file),
-        delay=settings.remote_timeout,
-        read_only=settings.remote_use == "read-only",
-    )
-
-
-def _version(path: Any) -> tuple[int, ...]:
-    """Return a value that changes when the file changes."""
-    try:
-        status = os.stat(path)
-    except (OSError, TypeError):
-        return ()
-    return status.st_mtime_ns, status.st_size, status.st_mode, status.st_uid
+__all__ = ["address", "fetch", "fetch_fitting", "inductor_address", "leases", "offer"]
 
 
 def address(settings: config.Settings, *, say: bool = True) -> str | None:
@@ -185,22 +110,5 @@ def leases(store: LocalStore, settings: config.Settings) -> Leases | None:
 
 
 def _level(store: LocalStore, settings: config.Settings) -> RemoteLevel | None:
-    """Return the level behind a store, if there is one: torch's ``fresh_cache()`` starts empty and leaves nothing."""
-    if os.path.basename(store.root) == FRESH or (at := address(settings, say=False)) is None:
-        return None
-    return runtime.part(_Shared).level(at, settings)
-
-
-def flush(timeout: float | None) -> None:
-    """Wait at most `timeout` seconds until all uploads are done; does not wait while the remote is unreachable."""
-    level = runtime.part(_Shared).present()
-    if level is not None:
-        level.uploads.flush(timeout)
-
-
-def disconnect() -> int:
-    """Close all connections; the next local miss makes new ones.
-
-    Uploads that are left are marked for the next process, or for this one's next upload; return how many.
-    """
-    return runtime.part(_Shared).disconnect()
+    """Return the level behind a store, if there is one."""
+    return shared_remote.level_at(address(settings, say=False), store, settings)

@@ -7,6 +7,7 @@
     quiescence           ends threads and closes connections before a checkpoint of the process
     host_report          adds the process's counters to the host's statistics
     farm_orders          the input of a job that a farm's machine runs for another host
+    shared_remote        the level of the remote cache that the whole process uses
     table_origins        asks a worker which entries of Inductor's tables are torch's own
     switched_off         one-time warnings that a part of fxpool is disabled
     scratch_directories  temporary directories for Inductor and Triton

@@ -36,8 +36,10 @@ def quiesce(*, stop_server: bool) -> Quiesced:
     settings = config.current()
     background = _imported("fxpool.lowering.background.compiles")
     pending: list[str] = background.withdraw(_END_SECONDS) if background is not None else []
-    sharing = _imported("fxpool.lowering.artifact.sharing")
-    left: int = sharing.disconnect() if sharing is not None else 0
+    shared = _imported("fxpool.lowering.core.shared_remote")
+    left: int = shared.disconnect() if shared is not None else 0
+    if (held_directories := _imported("fxpool.codecache.store.held_directories")) is not None:
+        held_directories.let_go()
     if (host_report := _imported("fxpool.lowering.core.host_report")) is not None:
         host_report.report()
     if (events := _imported("fxpool.watch.events")) is not None:

@@ -21,6 +21,7 @@ import fxpool
 from fxpool import config, notices
 from fxpool.codecache.bundle.authentication import new_key
 from fxpool.lowering.artifact import sharing
+from fxpool.lowering.core import shared_remote
 
 X = torch.randn(4, 8, generator=torch.Generator().manual_seed(3))
 
@@ -390,7 +391,7 @@ def test_a_child_of_a_fork_has_a_level_of_its_own(
 
     fxpool.configure(remote_cache=redis_url, remote_key_file=key_file)
     assert compiled(machine("one")) == (1, 0)
-    part = runtime.part(sharing._Shared)
+    part = runtime.part(shared_remote.SharedLevel)
     assert part.present() is not None
     child = os.fork()
     if child == 0:
