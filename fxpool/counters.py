@@ -40,6 +40,7 @@ _TABLES: dict[str, tuple[str, ...]] = {
     "remote": ("hits", "misses", "writes"),  # and `error:` with reasons, see docs/counters.md
     "leases": ("taken", "waited", "taken_over", "gave_up"),  # and `lost`
     "farm": ("compiled",),  # and `home:` with reasons
+    "once": ("hits", "misses", "builds", "waits", "remote_hits"),  # and `failed`, `damaged`, `not_stored`
     "captures": ("recorded", "present"),  # and `not:` with reasons
     "regions": (),  # graphs cut, pieces, distinct pieces; `whole:` and `refused:` with reasons
     "frames": (),  # served, traced, kept, unfit

@@ -26,6 +26,9 @@
     │   └── NoHalideError                 Inductor is configured for Halide, which is not installed
     ├── MeasurementBusyError              other processes measured for longer than the caller's patience
     ├── MissingExtraError                 a package that a feature needs is not installed
+    ├── BuildError
+    │   ├── RecursiveBuildError           the build of a product needs the same product
+    │   └── TargetDirectoryError          a directory to fill has files that fxpool did not put there
     └── StoreError
         ├── UnsafeDirectoryError          another user owns the cache directory or can write to it
         ├── NoEntryError                  no entry has this key, or the prefix matches several keys
@@ -420,6 +423,32 @@ class MissingExtraError(FxpoolError):
     def __init__(self, feature: str, package: str, extra: str) -> None:
         self.feature, self.package, self.extra = feature, package, extra
         super().__init__(f"{feature} need {package}, which is not installed", remedy=f"pip install 'fxpool[{extra}]'")
+
+
+class BuildError(FxpoolError):
+    """A product of `fxpool.once` cannot be built or put where the caller wants it."""
+
+
+class RecursiveBuildError(BuildError):
+    """The build of a product calls `fxpool.once` with the same key, in the same thread. `product` describes the key."""
+
+    def __init__(self, product: str) -> None:
+        self.product = product
+        super().__init__(
+            f"the build of {product} calls fxpool.once with its own key and would wait for itself",
+            remedy="call the builder itself there, or use another key",
+        )
+
+
+class TargetDirectoryError(BuildError):
+    """A `directory` to fill exists and has files that fxpool did not put there. `path` is the directory."""
+
+    def __init__(self, path: str, why: str) -> None:
+        self.path = path
+        super().__init__(
+            f"fxpool.once does not replace the directory {path}: {why}",
+            remedy="name a directory that does not exist or is empty, or remove this one",
+        )
 
 
 class StoreError(FxpoolError):

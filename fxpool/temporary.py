@@ -1,6 +1,7 @@
 """Temporary directories of this process, and removal of those that killed processes left.
 
     with temporary.directory("unit") as path: ...
+    path = temporary.until_exit("unit")     removed when this process ends
 
 A directory is locked while its process uses it. The kernel releases the lock when the process dies, however it dies,
 and the next process that makes a directory beside it removes it. A child that it forked holds the lock, too.
@@ -9,6 +10,7 @@ Imports no other fxpool module.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import fcntl
 import os
@@ -16,7 +18,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 
-__all__ = ["PREFIX", "directory", "sweep"]
+__all__ = ["PREFIX", "directory", "sweep", "until_exit"]
 
 PREFIX = "fxpool-tmp-"
 
@@ -49,6 +51,35 @@ def directory(kind: str, parent: str | None = None) -> Iterator[str]:
             yield path
             return
     raise FileExistsError(f"temporary directories in {parent} are removed by another process as soon as they are made")
+
+
+# (pid, path) of the directories of `until_exit`. Their locks are never closed.
+_until_exit: list[tuple[int, str]] = []
+
+
+def until_exit(kind: str, parent: str | None = None) -> str:
+    """Make a directory like `directory` that stays until this process ends; return its path.
+
+    A child that ends leaves the directories of its parent.
+
+    Raises:
+        OSError: it cannot be made or locked.
+    """
+    for _ in range(_ATTEMPTS):
+        path = tempfile.mkdtemp(prefix=f"{PREFIX}{kind}-", dir=parent)
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        if _lock(descriptor) and _is_at(path, descriptor):
+            _until_exit.append((os.getpid(), path))
+            return path
+        os.close(descriptor)
+    raise FileExistsError(f"temporary directories in {parent} are removed by another process as soon as they are made")
+
+
+@atexit.register
+def _remove_at_exit() -> None:
+    for pid, path in _until_exit:
+        if pid == os.getpid():
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def sweep(parent: str | None = None) -> None:

@@ -15,5 +15,6 @@ removal          removes all files of a directory, or precompiled headers
 host_statistics  counts of all processes with this directory, by day
 quarantine       graphs that killed workers, and the limits they exceeded
 small_records    small records of failed levels, demoted stages and more
+held_directories  directories of files for other JITs, which stay while they are in use
 kernel_files     compiled kernels by content, for the graphs that come later
 """

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from fxpool.codecache.store import layout
+from fxpool.codecache.store import held_directories, layout
 from fxpool.codecache.store.blobs import BlobRef, read_stored
 from fxpool.codecache.store.cache_limits import Bounds
 from fxpool.codecache.store.entry import Entry, decode_entry
@@ -58,7 +58,7 @@ class Size(msgspec.Struct, frozen=True, gc=False):
 
 
 class StoredFile(msgspec.Struct, frozen=True, gc=False):
-    """A blob, a record, or the files of a precompiled header, which are removed together.
+    """A blob, a record, or the files of a precompiled header or of a directory, which are removed together.
 
     `path` is below the root, `size` on the disk. `used` is the Unix time of its last use or, for a blob, publication.
     """
@@ -258,7 +258,7 @@ def _others(root: str) -> tuple[list[StoredFile], Size]:
             if part is not None and part.evicted and not stat.S_ISDIR(status.st_mode):
                 used = 0.0 if part.never_served else status.st_mtime
                 files.append(StoredFile(os.path.relpath(path, root), _size(status), used, identify(status)))
-    return [*files, *_headers(root)], size
+    return [*files, *_headers(root), *_built(root)], size
 
 
 def _headers(root: str) -> Iterator[StoredFile]:
@@ -273,6 +273,15 @@ def _headers(root: str) -> Iterator[StoredFile]:
             used = max((status.st_mtime for name, status in present.items() if name.endswith(".json")), default=0.0)
             size = sum_of(map(_size, present.values()))
             yield StoredFile(os.path.join(layout.HEADERS_DIRECTORY, stem), size, used)
+
+
+def _built(root: str) -> Iterator[StoredFile]:
+    """Yield the directories of `held_directories`, each as one file. Their times are those of their last use."""
+    for name in held_directories.names(root):
+        path = os.path.join(layout.BUILT_DIRECTORY, name)
+        if (status := _status(os.path.join(root, path))) is not None and stat.S_ISDIR(status.st_mode):
+            size = sum_of(_size(one) for _, one in _walk(os.path.join(root, path)))
+            yield StoredFile(path, size, status.st_mtime)
 
 
 def header_groups(names: Iterable[str]) -> dict[str, list[str]]:
@@ -292,7 +301,7 @@ def measure(root: str) -> dict[str, Size]:
     try:
         sizes[layout.FACTS] += Size(0, _blocks(os.lstat(root)))
         names = os.listdir(root)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return sizes
     seen: set[tuple[int, int]] = set()
     for name in names:

@@ -16,7 +16,8 @@ if two of them evict all the same, they remove the same files.
 Which files count towards the limits, and which may be evicted:
 
     entries, blobs                        count; evicted as `eviction` says
-    headers, kernels, failed, slower      count; evicted by the time of their last use, unless a process uses them
+    headers, directories                  count; evicted by the time of their last use, unless a process uses them
+    kernels, failed, slower               count; evicted by the time of their last use
     aside                                 count; evicted first
     quarantine, other facts, index        count; never evicted
     files that are not fxpool's           don't count; never evicted
@@ -275,7 +276,7 @@ class _Removal:
         self.counts = dict.fromkeys((layout.ENTRIES, layout.BLOBS, OTHERS), 0)
         self.vanished = Size()
         self.failed = 0
-        self.busy = False  # a header is in use
+        self.busy = False  # a header or a directory is in use
 
     @property
     def freed(self) -> Size:
@@ -295,9 +296,10 @@ class _Removal:
 
     def others(self, others: Iterable[StoredFile]) -> None:
         for one in others:
-            if os.path.dirname(one.path) != layout.HEADERS_DIRECTORY:
+            above = os.path.dirname(one.path)
+            if above not in (layout.HEADERS_DIRECTORY, layout.BUILT_DIRECTORY):
                 self._remove(one, OTHERS)
-            elif removal.remove_header(self._root, one):
+            elif removal.remove_group(self._root, one):
                 self._gone[one.path] = one.size
                 self.counts[OTHERS] += one.size.files
             else:

@@ -2,6 +2,8 @@
 
     entries, blobs                           see `store.py`
     kernels                                  compiled kernels, see `kernel_files.py`
+    directories                              directories made of entries, see `held_directories.py`
+    building                                 locks of builders, see `fxpool.jits.turns`
     toolchain/headers                        precompiled headers, 150 MB each
     toolchain/..., slower, failed, lowered   facts about compilers, CPUs and GPUs of hosts; about stages, levels, graphs
     stats                                    counts of the host's processes, by day
@@ -25,21 +27,25 @@ if TYPE_CHECKING:
     from fxpool.codecache.store.blobs import BlobRef
 
 __all__ = [
-    "ASIDE", "BLOBS", "CLAIM", "CLEARED", "DIRECTORIES", "ENTRIES", "ENTRY_SUFFIX", "FACTS", "FOREIGN", "HEADERS",
-    "HEADERS_DIRECTORY", "INDEX", "KERNELS", "KINDS", "PARTS", "QUARANTINE", "TEMPORARY_PREFIX", "blob_path",
-    "entry_path", "is_hex_digest", "key_directory", "kind_of", "names", "remove_empty", "remove_tree",
+    "ASIDE", "BLOBS", "BUILDING_DIRECTORY", "BUILT", "BUILT_DIRECTORY", "CLAIM", "CLEARED", "DIRECTORIES", "ENTRIES",
+    "ENTRY_SUFFIX", "FACTS", "FOREIGN", "HEADERS", "HEADERS_DIRECTORY", "INDEX", "KERNELS", "KINDS", "PARTS",
+    "QUARANTINE", "TEMPORARY_PREFIX", "blob_path", "entry_path", "is_hex_digest", "key_directory", "kind_of", "names",
+    "remove_empty", "remove_tree",
 ]  # fmt: skip
 
 ENTRIES, BLOBS, KERNELS, HEADERS = "entries", "blobs", "kernels", "precompiled headers"
+BUILT = "directories"
 FACTS, QUARANTINE, ASIDE, INDEX, FOREIGN = "host facts", "quarantine", "set aside", "index", "not fxpool's"
 #: The kinds of files by which sizes are shown, in the order of display.
-KINDS = (ENTRIES, BLOBS, KERNELS, HEADERS, FACTS, QUARANTINE, ASIDE, INDEX, FOREIGN)
+KINDS = (ENTRIES, BLOBS, KERNELS, HEADERS, BUILT, FACTS, QUARANTINE, ASIDE, INDEX, FOREIGN)
 
 #: The file by which a process claims eviction.
 CLAIM = ".evicting"
 ENTRY_SUFFIX = ".entry"
 TEMPORARY_PREFIX = ".tmp-"
 HEADERS_DIRECTORY = os.path.join("toolchain", "headers")
+BUILT_DIRECTORY = "directories"
+BUILDING_DIRECTORY = "building"
 _HEX64 = re.compile(r"[0-9a-f]{64}\Z")
 
 
@@ -66,6 +72,8 @@ PARTS = {
     "failed": _Part(FACTS, of_graphs=True, evicted=True),
     "lowered": _Part(FACTS, of_graphs=True, evicted=True),
     "kernels": _Part(KERNELS, of_graphs=True, evicted=True),
+    "directories": _Part(BUILT),
+    "building": _Part(FACTS),
     "pending": _Part(FACTS, of_graphs=True),
     "index": _Part(INDEX, of_graphs=True),
     "stats": _Part(FACTS),

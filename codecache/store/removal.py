@@ -1,7 +1,7 @@
-"""Removes files of a cache directory: all of fxpool's, or precompiled headers that are not in use.
+"""Removes files of a cache directory: all of fxpool's, or precompiled headers and directories that are not in use.
 
 `layout` lists fxpool's files; all others are counted, and never removed. A header that a process is compiling or
-including stays.
+including stays, and so does a directory that a process holds (`held_directories`).
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from dataclasses import dataclass, field
 
 import filelock
 
-from fxpool.codecache.store import catalogue, layout
+from fxpool import temporary
+from fxpool.codecache.store import catalogue, held_directories, layout
 from fxpool.codecache.store.blobs import check_directory, write_error
 from fxpool.codecache.store.catalogue import Size, StoredFile
 from fxpool.codecache.store.layout import HEADERS_DIRECTORY, remove_tree
 
-__all__ = ["Cleared", "clear", "remove_header"]
+__all__ = ["Cleared", "clear", "remove_group"]
 
 #: Seconds in which a compile that knows a header's name may still include it.
 _LATELY = 3600.0
@@ -26,7 +27,8 @@ _LATELY = 3600.0
 
 @dataclass
 class Cleared:
-    """The result of `clear`: sizes of `removed` and `left` files by kind, and paths of headers `in_use` that stay."""
+    """The result of `clear`: sizes of `removed` and `left` files by kind, and paths of headers
+    and directories `in_use` that stay."""
 
     removed: dict[str, Size] = field(default_factory=dict)
     in_use: list[str] = field(default_factory=list)
@@ -34,7 +36,7 @@ class Cleared:
 
 
 def clear(root: str, *, everything: bool = False) -> Cleared:
-    """Remove all of fxpool's files from a cache directory, except headers in use. Raises StoreError.
+    """Remove all of fxpool's files from a cache directory, except headers and directories in use. Raises StoreError.
 
     Does not disturb concurrent publishers; their files stay. Releases all graphs from quarantine. `everything` also
     removes the text of headers that a worker may still include by name, and then the directory if it is empty.
@@ -46,9 +48,15 @@ def clear(root: str, *, everything: bool = False) -> Cleared:
         headers = os.path.join(root, HEADERS_DIRECTORY)
         if not any(map(os.path.islink, (headers, os.path.dirname(headers)))):  # a link's target is not in `root`
             cleared.in_use = _clear_headers(headers, spare_text=not everything)
+        for name in held_directories.names(root):
+            if not held_directories.remove(root, name):
+                cleared.in_use.append(os.path.join(root, layout.BUILT_DIRECTORY, name))
         temporaries = [name for name in os.listdir(root) if name.startswith(layout.TEMPORARY_PREFIX)]
         for name in [*layout.PARTS, *temporaries]:
-            remove_tree(os.path.join(root, name), spared=headers)
+            if name != layout.BUILT_DIRECTORY:
+                remove_tree(os.path.join(root, name), spared=headers)
+        temporary.sweep(os.path.join(root, layout.BUILT_DIRECTORY))
+        layout.remove_empty(os.path.join(root, layout.BUILT_DIRECTORY))
         cleared.left = catalogue.measure(root)
         if everything:
             layout.remove_empty(root)  # or the rest is in use or not fxpool's, or it is a mount point
@@ -60,8 +68,13 @@ def clear(root: str, *, everything: bool = False) -> Cleared:
     return cleared
 
 
-def remove_header(root: str, header: StoredFile) -> bool:
-    """Remove a precompiled header; return whether it is gone. One in use, or used since it was listed, stays."""
+def remove_group(root: str, header: StoredFile) -> bool:
+    """Remove a precompiled header or a directory; return whether it is gone.
+
+    If it is in use, or was used since it was listed, it stays.
+    """
+    if os.path.dirname(header.path) == layout.BUILT_DIRECTORY:
+        return held_directories.remove(root, header.name, header.used)
     path = os.path.join(root, header.path)
     try:
         if os.path.exists(f"{path}.json") and os.stat(f"{path}.json").st_mtime != header.used:

@@ -237,8 +237,9 @@ def cache_clear(yes: bool, everything: bool) -> None:
         click.confirm(f"remove {_listed(catalogue.measure(store.root))} in {store.root}?", abort=True)
     cleared = removal.clear(store.root, everything=everything)
     click.echo(f"removed {_listed(cleared.removed)} in {store.root}")
-    for header in cleared.in_use:
-        click.echo(f"not removed, in use: the precompiled header {header}")
+    for path in cleared.in_use:
+        kind = "directory" if os.path.dirname(path).endswith(layout.BUILT_DIRECTORY) else "precompiled header"
+        click.echo(f"not removed, in use: the {kind} {path}")
     left = catalogue.sum_of(size for kind, size in cleared.left.items() if kind != layout.FOREIGN and size.files)
     if left.files:
         files = quantities.counted(left.files, "file")

@@ -59,7 +59,7 @@ def _parts(stored: StoredEntry) -> list[str]:
     parts = [meta.title, meta.source.location, _inputs(meta.source)]
     parts += [quantities.counted(guards, "guard") if guards else ""]
     parts += [f"compiled {quantities.moment(meta.created)} in {meta.compile_seconds:.1f} s"]
-    parts += [f"torch {meta.torch_version}"]
+    parts += [f"torch {meta.torch_version}" if meta.torch_version else ""]
     parts += [quantities.size(stored.total_bytes), f"used {quantities.ago(stored.used)}"]
     return [quantities.one_line(part) for part in parts if part]
 
@@ -121,7 +121,8 @@ def _show_entry(entry: Entry) -> None:
         _row("inputs", inputs)
     _row("graph", meta.label)
     created = quantities.moment(meta.created)
-    _row("created", f"{created}, torch {meta.torch_version}, compiled in {meta.compile_seconds:.1f} s")
+    made_with = f", torch {meta.torch_version}" if meta.torch_version else ""
+    _row("created", f"{created}{made_with}, compiled in {meta.compile_seconds:.1f} s")
     for name, value in sorted(meta.extra.items()):
         _row("", f"{name}: {value}")
     _row("guards", f"{len(entry.guards)}")

@@ -33,6 +33,7 @@ class Counts(TypedDict):
     fallbacks: dict[str, int]
     eager_calls: dict[str, int]
     switched_off: dict[str, int]
+    once: dict[str, int]
     seconds_saved: float
 
 

@@ -271,7 +271,7 @@ def generated_code(entry: Entry, store: LocalStore) -> list[tuple[str, str]]:
         output_code,
     )
 
-    data = parts_of_entry(entry, store).result()
+    data = parts_of_entry(entry, store).result() if RESULT in entry.blobs else b""
     if not data or content_of(entry).level not in (AOT, FX):  # a restart, or an entry without a graph
         return []
     try:
