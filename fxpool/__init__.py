@@ -12,6 +12,7 @@ entry point. Import it to configure fxpool, to read its counters, or to end the 
     fxpool.stats()["compiles"]      # {"worker": 4, "in_process": 0}
     fxpool.wait()                   # wait until every background compile has finished
     fxpool.close()                  # end the worker pool now instead of at exit
+    fxpool.once(key, build)         # the bytes or files of another JIT, built once per host or fleet
     fxpool.install()                # stock backend="inductor" compiles on this pool instead of its own
 
 The code is in three packages behind this front door:
@@ -31,7 +32,8 @@ Private names of torch are used in `fxpool.torch_compat` only. Around these pack
     dashboard     ``fxpool dashboard``: pool and store    doctor           checks of everything fxpool needs
     explanation   `explain`: misses, reasons, keys        results          types and looks of results
     watch         events, progress display, traces        integrations     callbacks of trainers, OpenTelemetry
-    farm          machines that compile for other hosts
+    farm          machines that compile for other hosts   jits             results of other JITs: `once`
+    triton        Triton's own cache in the store
 
 and modules:
 
@@ -55,7 +57,7 @@ from typing import TYPE_CHECKING, cast, overload
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from typing import IO, Any, TypeAlias
 
     import torch
@@ -77,8 +79,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "__version__", "aot_compile", "close", "configure", "do_bench", "errors", "explain", "install", "measure",
-    "measuring", "print_performance", "progress", "quiesce", "standalone_compile", "stats", "timed", "uninstall",
-    "wait",
+    "measuring", "once", "print_performance", "progress", "quiesce", "standalone_compile", "stats", "timed",
+    "uninstall", "wait",
 ]  # fmt: skip
 
 
@@ -136,9 +138,9 @@ def stats() -> Stats:
     added up. `seconds_saved`: compile time saved by hits, from the times stored with their entries. `remote`: `hits`,
     `misses` and `writes` of the cache shared between machines, and its errors; `remote_seconds`: seconds for which
     graphs waited for it; `leases`: graphs that other machines compiled in that time; `farm`: graphs that a farm
-    compiled, or why it did not. `graphs`: one record per graph, the latest ones. `store`: numbers of `entries` and
-    `blobs` in the configured cache directory, their `bytes`, and how many entries were `evicted` by all processes since
-    its index was created; None without a directory.
+    compiled, or why it did not; `once`: calls of `once` and Triton kernels, by outcome. `graphs`: one record per graph,
+    the latest ones. `store`: numbers of `entries` and `blobs` in the configured cache directory, their `bytes`, and
+    how many entries were `evicted` by all processes since its index was created; None without a directory.
     `cache_disk_bytes`: bytes that the whole directory takes on disk, including precompiled headers. `host`: the same
     counters of all processes with this cache directory in the last 30 days; a process adds its own when it ends, and
     periodically. `background`: the current result of `wait`. Counters start at 0 with the process; times are in
@@ -245,9 +247,9 @@ def wait(timeout: float | None = None) -> list[BackgroundGraph]:
     begun = time.monotonic()
     background = _imported("fxpool.lowering.background.compiles")
     graphs = ShownGraphs(background.wait(timeout) if background is not None else [])
-    sharing = _imported("fxpool.lowering.artifact.sharing")
-    if sharing is not None:
-        sharing.flush(None if timeout is None else max(0.0, timeout - (time.monotonic() - begun)))
+    shared = _imported("fxpool.lowering.core.shared_remote")
+    if shared is not None:
+        shared.flush(None if timeout is None else max(0.0, timeout - (time.monotonic() - begun)))
     return graphs
 
 
@@ -257,8 +259,8 @@ def quiesce(timeout: float | None = None, *, stop_server: bool = False) -> Quies
     First wait up to `timeout` seconds for background compiles and uploads. Then withdraw the compiles that are left,
     write counters, and disconnect from pool and remote cache. A private server ends; the host's server ends if it is a
     descendant of this process, or with `stop_server`, after the jobs of its other clients. Call it while no other
-    thread compiles. The next graph works as usual: it finds or starts a server, and reads the facts of its machine
-    again. Idempotent.
+    thread compiles. Directories in the cache that `once` returned may be evicted from now on. The next graph works as
+    usual: it finds or starts a server, and reads the facts of its machine again. Idempotent.
 
     Return plain data: `clean`: nothing of fxpool remains. `remaining`: what does, by `threads`, `children` and
     `descriptors`. `others`: the same of other libraries, as far as a checkpoint may refuse it. `pending`: labels of
@@ -291,6 +293,71 @@ def progress(to: str | os.PathLike[str] | IO[str] | None = None) -> Progress:
     from fxpool.watch.display import Progress
 
     return Progress(to)
+
+
+@overload
+def once(
+    key: Any,
+    build: Callable[[], bytes],
+    *,
+    version: Any = None,
+    timeout: float | None = None,
+) -> bytes: ...
+@overload
+def once(
+    key: Any,
+    build: Callable[[str], object],
+    *,
+    directory: str | os.PathLike[str] | None = None,
+    version: Any = None,
+    timeout: float | None = None,
+    in_place: bool = False,
+) -> str: ...
+def once(
+    key: Any,
+    build: Callable[..., Any],
+    *,
+    directory: str | os.PathLike[str] | None = None,
+    version: Any = None,
+    timeout: float | None = None,
+    in_place: bool = False,
+) -> bytes | str:
+    """Return what `build` makes: bytes, or the path of a directory; built once, then served from the cache.
+
+    `build` is called without arguments and returns bytes, or with the path of an empty directory, which it fills. One
+    process of a host builds, and one machine of a fleet if there is a remote cache; others wait and share the result,
+    and take over if the builder dies. The result is an entry of the cache like a compiled graph. If it cannot be
+    stored, it is returned all the same, with one warning.
+
+    `key` and `version` name the result: None, bool, int, float, str, bytes, and sequences, sets and mappings of them.
+    fxpool adds only the machine's architecture (``x86_64``): name everything else that the result depends on, such as
+    sources, flags, and versions of compilers and libraries. Results of other versions stay until they are evicted.
+
+    `directory` is the directory to fill, which must be missing, empty or filled by an earlier call. It appears
+    complete, and is then the program's to write to. Without it, fxpool fills a directory in the cache, which must not
+    be written to, and which stays while this process or a child that it forked lives. Modes and times of files are
+    restored; links that lead outside, devices and sockets are not stored. With `in_place`, `build` is called with
+    `directory` itself, for tools that write its path into their files.
+
+    `timeout`: seconds to wait for another builder, after which this process builds, too. None: as long as the builder
+    lives, and for other machines at most the setting `remote_wait`, an hour by default.
+
+    Raises:
+        TypeError: the key is not plain data, or `build` takes other arguments or returns something else.
+        errors.RecursiveBuildError: `build` needs the same product.
+        errors.TargetDirectoryError: `directory` has other files.
+        errors.UnsafeDirectoryError: other users could change `directory`.
+        errors.ConfigurationError: a setting cannot be parsed.
+        OSError: `directory` cannot be written.
+        Exception: any exception of `build`. It is not remembered: callers that waited call `build` themselves.
+    """
+    _require_linux()
+    from fxpool.jits import calls
+
+    return cast(
+        "bytes | str",
+        calls.once(key, build, directory=directory, version=version, timeout=timeout, in_place=in_place),
+    )
 
 
 def aot_compile(

@@ -156,6 +156,8 @@ def _of_store(store: dict[str, Any], quarantined: int) -> Iterator[Any]:
     yield _gauge("store_bytes", "Bytes on disk", sizes, ("kind",))
     files = [([kind], part["files"]) for kind, part in store["parts"].items()]
     yield _gauge("store_files", "Files", files, ("kind",))
+    calls = [([outcome], count) for outcome, count in sorted(store["once"].items())]
+    yield _gauge("once_calls", "Calls of fxpool.once in the last 30 days", calls, ("outcome",))
     yield _gauge("quarantined_graphs", "Graphs that killed their workers", [([], quarantined)], ())
 
 

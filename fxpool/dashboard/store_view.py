@@ -15,7 +15,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from fxpool.codecache.store import catalogue, quarantine
+from fxpool.codecache.store import catalogue, host_statistics, quarantine
 from fxpool.codecache.store.blobs import check_directory
 from fxpool.codecache.store.listing import Listing, Row, Scanned, why_made
 from fxpool.errors import StoreError
@@ -34,13 +34,17 @@ _SHARE = 20
 
 
 class Contents(NamedTuple):
-    """The result of one poll of the store; `parts` is None if the directory was not measured."""
+    """The result of one poll of the store; `parts` is None if the directory was not measured.
+
+    `once` is the host's count of calls of `fxpool.once`, by outcome, of the last 30 days.
+    """
 
     state: str
     reason: str
     entries: list[Scanned]
     parts: dict[str, dict[str, int]] | None
     quarantined: list[quarantine.Record]
+    once: dict[str, int]
     took: float  # seconds
 
 
@@ -57,6 +61,7 @@ class StoreView:
         self.seconds_saved = 0.0
         self.parts: dict[str, dict[str, int]] = {}
         self.quarantined: list[quarantine.Record] = []
+        self.once: dict[str, int] = {}
         self.reasons: Counter[str] = Counter()
         self._why: dict[tuple[str, str], tuple[Row, list[str]]] = {}
         self._by_graph: dict[str, list[tuple[float, str, str]]] = {}
@@ -80,22 +85,24 @@ class StoreView:
         try:
             check_directory(self.root)
         except StoreError as error:
-            return Contents("refused", str(error), [], None, [], 0.0)
+            return Contents("refused", str(error), [], None, [], {}, 0.0)
         there = os.path.isdir(self.root)
         entries = self.listing.read()
-        parts, quarantined = None, self.quarantined
+        parts, quarantined, once = None, self.quarantined, self.once
         if begun - self._measured >= _MEASURE_SECONDS:
             with contextlib.suppress(OSError):
                 sizes = catalogue.measure(self.root)
                 parts = {kind: {"files": one.files, "bytes": one.bytes} for kind, one in sizes.items() if one.bytes}
             quarantined = list(quarantine.scan(self.root))
+            once = host_statistics.added(host_statistics.read(self.root).values()).reasons.get("once", {})
         took = time.monotonic() - begun
         reason = "" if there else "the directory does not exist"
-        return Contents("there" if there else "none", reason, entries, parts, quarantined, took)
+        return Contents("there" if there else "none", reason, entries, parts, quarantined, once, took)
 
     def take(self, read: Contents) -> None:
         """Take over what the latest `read` returned, and draw conclusions from it."""
         self.state, self.reason, self._took, self.quarantined = read.state, read.reason, read.took, read.quarantined
+        self.once = read.once
         if read.parts is not None:
             self.parts, self._measured = read.parts, time.monotonic()
         before = self.listing.latest
@@ -127,6 +134,7 @@ class StoreView:
             "unreadable": sum(not row.readable for row in rows),
             "seconds": round(sum(row.metadata.compile_seconds for row in rows), 3),
             "parts": self.parts,
+            "once": self.once,
             "served": self.served_count,
             "seconds_saved": round(self.seconds_saved, 3),
             "reasons": dict(self.reasons.most_common()),

@@ -488,10 +488,22 @@ def _question(_: Path) -> Any:
 
 
 def _shared_level() -> None:
-    from fxpool.lowering.artifact import sharing
+    from fxpool.lowering.core import shared_remote
     from fxpool.lowering.core.runtime import runtime
 
-    runtime.part(sharing._Shared).level("redis://127.0.0.1:1/0", config.current())
+    runtime.part(shared_remote.SharedLevel).level("redis://127.0.0.1:1/0", config.current())
+
+
+def _take_a_turn() -> None:
+    from fxpool.jits import turns
+
+    turns.take("forks", "a product", None).release()
+
+
+def _let_go() -> None:
+    from fxpool.codecache.store import held_directories
+
+    held_directories.let_go()
 
 
 CASES: dict[str, Callable[[Path], Case]] = {
@@ -538,8 +550,13 @@ CASES: dict[str, Callable[[Path], Case]] = {
         _question, "over", lambda one: one.answer(lambda: None)
     ),
     "fxpool/codecache/remote/uploads.py:Uploads._idle": _of_object(_uploads, "_idle", lambda one: one._idle.set()),
-    "fxpool/lowering/artifact/sharing.py:_Shared._lock": _of_part(
-        "fxpool.lowering.artifact.sharing", "_Shared", "_lock", _shared_level
+    "fxpool/jits/turns.py:_lock": _of_module("fxpool.jits.turns", "_lock", _take_a_turn),
+    "fxpool/jits/turns.py:_Flight.over": _of_event,
+    "fxpool/codecache/store/held_directories.py:_lock": _of_module(
+        "fxpool.codecache.store.held_directories", "_lock", _let_go
+    ),
+    "fxpool/lowering/core/shared_remote.py:SharedLevel._lock": _of_part(
+        "fxpool.lowering.core.shared_remote", "SharedLevel", "_lock", _shared_level
     ),
     "fxpool/codecache/code/source_files.py:_files_lock": _of_module(
         "fxpool.codecache.code.source_files", "_files_lock", _digest

@@ -38,8 +38,8 @@ def test_the_import_alone_is_next_to_nothing(python: str) -> None:
 def test_every_exported_name_exists_and_nothing_unbuilt_is_exported() -> None:
     assert fxpool.__all__ == [
         "__version__", "aot_compile", "close", "configure", "do_bench", "errors", "explain", "install", "measure",
-        "measuring", "print_performance", "progress", "quiesce", "standalone_compile", "stats", "timed", "uninstall",
-        "wait",
+        "measuring", "once", "print_performance", "progress", "quiesce", "standalone_compile", "stats", "timed",
+        "uninstall", "wait",
     ]  # fmt: skip
     for name in fxpool.__all__:
         assert getattr(fxpool, name) is not None

@@ -30,6 +30,10 @@ def right() -> None:
     assert_type(stats["graphs"][-1].get("function"), str | None)
     if stats["store"] is not None:
         assert_type(stats["store"]["bytes"], int)
+    assert_type(fxpool.once(["k", 1], lambda: b"", version="2"), bytes)
+    assert_type(fxpool.once("k", lambda directory: None, timeout=9.0), str)
+    assert_type(fxpool.once("k", print, directory=Path("d"), in_place=True), str)
+    assert_type(stats["once"]["hits"], int)
     assert_type(fxpool.wait(1.0), list[BackgroundGraph])
     assert_type(fxpool.wait()[0]["stage"], int | None)
     assert_type(fxpool.explain(), ProcessExplanation)
