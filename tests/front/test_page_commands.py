@@ -105,6 +105,7 @@ ELSEWHERE = {
     "dask scheduler --port 8786": "tests/examples/test_farm_examples.py",
     "fxpool farm worker dask://scheduler.internal:8786": "tests/lowering/artifact/test_farm.py",
     "export FXPOOL_FARM=dask://scheduler.internal:8786": "tests/lowering/artifact/test_farm.py",
+    "export TRITON_CACHE_MANAGER=fxpool.triton:CacheManager": "tests/front/jits/test_triton_cache.py",
     "fxpool farm status": "tests/lowering/artifact/test_farm.py",
     "fxpool stats --zero": "tests/front/commands/test_cli.py",
     "fxpool warm serve.py --batch 8": "tests/front/commands/test_program_commands.py",
