@@ -8,11 +8,14 @@ from typing import Any
 
 import pytest
 from once_processes import eventually, lines, start
+from tiers import first_tier
+
+KINDS: list[dict[str, Any]] = [
+    {"form": "bytes"}, {}, {"directory": "target"}, {"directory": "target", "in_place": True},
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "more", [{"form": "bytes"}, {}, {"directory": "target"}, {"directory": "target", "in_place": True}]
-)
+@pytest.mark.parametrize("more", first_tier(KINDS, KINDS[1]))
 def test_eight_processes_that_start_together_build_once(tmp_path: Path, more: dict[str, Any]) -> None:
     log, go = tmp_path / "log", tmp_path / "go"
     if "directory" in more:
@@ -34,9 +37,7 @@ def test_eight_processes_that_start_together_build_once(tmp_path: Path, more: di
     assert later["path"] == reports[0]["path"] and len(lines(log)) == 1
 
 
-@pytest.mark.parametrize(
-    "more", [{"form": "bytes"}, {}, {"directory": "target"}, {"directory": "target", "in_place": True}]
-)
+@pytest.mark.parametrize("more", first_tier(KINDS, KINDS[0], KINDS[2]))
 def test_another_process_takes_a_killed_builder_over(tmp_path: Path, more: dict[str, Any]) -> None:
     log = tmp_path / "log"
     if "directory" in more:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from once_processes import eventually, lines, start
 from remote_servers import redis_server
+from tiers import first_tier
 
 from fxpool.codecache.bundle.authentication import new_key
 
@@ -26,7 +27,7 @@ def _machine(tmp_path: Path, name: str, remote: dict[str, str], **more: str) -> 
     return {**remote, "FXPOOL_CACHE_DIR": str(tmp_path / name), **more}
 
 
-@pytest.mark.parametrize("form", ["bytes", "directory"])
+@pytest.mark.parametrize("form", first_tier(["bytes", "directory"], "directory"))
 def test_two_machines_that_start_together_build_once(tmp_path: Path, remote: dict[str, str], form: str) -> None:
     log, go = tmp_path / "log", tmp_path / "go"
     machines = [_machine(tmp_path, name, remote) for name in ("one", "two") for _ in range(2)]
@@ -55,7 +56,7 @@ def test_another_machine_takes_a_killed_one_over(tmp_path: Path, remote: dict[st
     assert report["right"] and report["once"]["builds"] == 1 and len(lines(log)) == 2
 
 
-@pytest.mark.parametrize("form", ["bytes", "directory"])
+@pytest.mark.parametrize("form", first_tier(["bytes", "directory"], "bytes"))
 def test_a_product_sealed_with_another_key_is_refused(tmp_path: Path, remote: dict[str, str], form: str) -> None:
     log = tmp_path / "log"
     start(log, _machine(tmp_path, "one", remote), form=form).report()

@@ -97,12 +97,14 @@ def test_the_second_process_compiles_nothing(triton: Triton) -> None:
     assert {"add.cubin", "add.json", "__grp__add.json", "add.ptx"} <= set(os.listdir(triton.root / "b" / name))
 
 
+@pytest.mark.slow
 def test_it_is_the_kernel_that_triton_compiles_itself(triton: Triton) -> None:
     ours = triton.run("a")
     stock = triton.run("stock", TRITON_CACHE_MANAGER=None)
     assert stock["binary"] == ours["binary"] and triton.assembled == 2
 
 
+@pytest.mark.slow
 def test_processes_that_start_together_compile_once(triton: Triton) -> None:
     processes = [triton.start(f"d{number}", PTXAS_SECONDS="3") for number in range(4)]
     reports = [report(process) for process in processes]
@@ -111,6 +113,7 @@ def test_processes_that_start_together_compile_once(triton: Triton) -> None:
     assert sum(one["once"]["hits"] for one in reports) == 3
 
 
+@pytest.mark.slow
 def test_another_process_takes_a_killed_compile_over(triton: Triton) -> None:
     first = triton.start("a", PTXAS_SECONDS="5")
     end = time.monotonic() + 60
@@ -123,6 +126,7 @@ def test_another_process_takes_a_killed_compile_over(triton: Triton) -> None:
     assert report(second)["once"]["builds"] == 1 and triton.assembled == 2
 
 
+@pytest.mark.slow
 def test_a_failed_compile_is_tried_by_the_next(triton: Triton) -> None:
     failed = triton.start("a", PTXAS_FAILS="1")
     _, errors = failed.communicate(timeout=100)
@@ -131,6 +135,7 @@ def test_a_failed_compile_is_tried_by_the_next(triton: Triton) -> None:
     assert triton.assembled == 2
 
 
+@pytest.mark.slow
 def test_a_damaged_kernel_is_compiled_again(triton: Triton, tmp_path: Path) -> None:
     first = triton.run("a")
     (blob,) = [path for path in (tmp_path / "c" / "blobs").rglob("*") if path.is_file()]
@@ -141,6 +146,7 @@ def test_a_damaged_kernel_is_compiled_again(triton: Triton, tmp_path: Path) -> N
     assert triton.run("d")["once"]["hits"] == 1 and triton.assembled == 2
 
 
+@pytest.mark.slow
 def test_without_a_cache_triton_compiles_as_ever(triton: Triton, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for setting in ({"FXPOOL_CACHE_DIR": str(tmp_path / "file" / "c")}, {"FXPOOL_CACHE_MAX_BYTES": "nonsense"}):
@@ -155,6 +161,7 @@ def test_without_a_cache_triton_compiles_as_ever(triton: Triton, tmp_path: Path)
     assert triton.assembled == 2
 
 
+@pytest.mark.slow
 def test_machines_share_kernels(triton: Triton, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     key = tmp_path / "key"
     key.write_text(new_key())
