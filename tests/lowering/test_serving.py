@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import sys
@@ -350,6 +351,35 @@ def test_workers_replace_code_of_torchs_as_the_import_of_the_engine_does(
         assert (compiles, fallbacks) == ({"worker": 0, "in_process": 1}, {"fx:code_differs": 1})
     else:
         assert (compiles, fallbacks) == ({"worker": 1, "in_process": 0}, {})
+
+
+# --- adaptor classes of engines ----------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_adaptor_classes_compile_in_workers_and_load(engine: str, cache: Path, tmp_path: Path) -> None:
+    if importlib.util.find_spec(engine) is None:
+        pytest.skip(f"{engine} is not installed: its wheels are for machines with a GPU")
+
+    def run() -> dict[str, Any]:
+        out = run_python(
+            [str(HERE / "serving_adaptors.py"), engine, str(tmp_path)],
+            FXPOOL_INSTALL="1",
+            FXPOOL_POOL="embedded",
+            TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "inductor"),
+            VLLM_USE_MEGA_AOT_ARTIFACT="0",  # one artifact saves all pieces
+        )
+        report: dict[str, Any] = json.loads(out.splitlines()[-1])
+        assert (report["lowerings"], report["fallbacks"], report["bypasses"]) == (0, {}, {})
+        return report
+
+    first = run()
+    assert set(first["how"].values()) == {"compiled"}
+    assert first["compiles"] == {"worker": first["misses"], "in_process": 0} and first["misses"] > 0
+    second = run()
+    assert set(second["how"].values()) == {"loaded"}
+    assert (second["hits"], second["misses"]) == (0, 0)
 
 
 # --- the plugin --------------------------------------------------------------------------------------

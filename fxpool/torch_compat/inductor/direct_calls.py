@@ -85,6 +85,13 @@ def called(original: Callable[..., Any], *args: Any, **arguments: Any) -> Any:
     return original(*call.args, **call.kwargs)
 
 
+def _is_wrapped() -> bool:
+    """Return whether torch's own modes ``async+`` and ``progressive+`` wrap a graph, as they do without its caches."""
+    from torch._inductor import compile_fx, config
+
+    return not config.fx_graph_cache and (compile_fx.fx_compile_async or compile_fx.fx_compile_progressive)
+
+
 def take(patches: Patches, compile: Compile) -> None:
     """Give the graphs of direct calls to `compile`, until `patches` are restored."""
     from torch._inductor import compile_fx
@@ -99,7 +106,7 @@ def take(patches: Patches, compile: Compile) -> None:
         def stock() -> Any:
             return original(gm, example_inputs, inputs_to_check, **arguments)
 
-        if decomposed is None or V.aot_compilation:
+        if decomposed is None or V.aot_compilation or _is_wrapped():
             return stock()
         with _set("inner", None):
             return compile(gm, example_inputs, arguments, stock, decomposed)
