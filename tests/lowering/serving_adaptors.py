@@ -77,18 +77,18 @@ def main(engine: str, directory: Path) -> None:
     torch.set_grad_enabled(False)
     torch.compile(function, backend=keep, fullgraph=True)(x, weight)
     (gm,) = found
-    how: dict[str, str] = {}
+    states: dict[str, str] = {}
     for name, adaptor, to_compile, to_load, rows in (of_vllm if engine == "vllm" else of_sglang)(directory):
         handle = directory / f"{name}.handle"
         inputs = inputs_for(gm, rows)
         if handle.exists():
             with get_metrics_context(), dynamo_timed("load", log_pt2_compile_event=True):  # as within Dynamo
                 call = adaptor.load(tuple(json.loads(handle.read_text())), gm, inputs, *to_load)
-            how[name] = "loaded"
+            states[name] = "loaded"
         else:
             call, answer = adaptor.compile(copy.deepcopy(gm), inputs, *to_compile)
             handle.write_text(json.dumps(answer))
-            how[name] = "compiled"
+            states[name] = "compiled"
         x = torch.randn(rows, 8)
         symbols = sum(isinstance(one, (int, torch.SymInt)) for one in inputs)
         result = call(*[rows] * symbols, x, weight)
@@ -96,7 +96,7 @@ def main(engine: str, directory: Path) -> None:
         torch.testing.assert_close(result, function(x, weight))
     stats: Any = fxpool.stats()
     report = {name: stats[name] for name in ("hits", "misses", "compiles", "fallbacks", "bypasses")}
-    print(json.dumps({"how": how, "lowerings": lowerings.count, **report}))
+    print(json.dumps({"states": states, "lowerings": lowerings.count, **report}))
 
 
 if __name__ == "__main__":

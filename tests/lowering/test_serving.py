@@ -375,10 +375,10 @@ def test_adaptor_classes_compile_in_workers_and_load(engine: str, cache: Path, t
         return report
 
     first = run()
-    assert set(first["how"].values()) == {"compiled"}
+    assert set(first["states"].values()) == {"compiled"}
     assert first["compiles"] == {"worker": first["misses"], "in_process": 0} and first["misses"] > 0
     second = run()
-    assert set(second["how"].values()) == {"loaded"}
+    assert set(second["states"].values()) == {"loaded"}
     assert (second["hits"], second["misses"]) == (0, 0)
 
 
