@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+
+from fxpool.codecache.bundle.authentication import Keyring
+from fxpool.codecache.store.entry import Entry, Metadata
+from fxpool.codecache.store.store import LocalStore
+from fxpool.commands.main import main as cli
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
@@ -277,3 +285,102 @@ def test_the_gitlab_job_carries_a_bundle_from_one_machine_to_the_next(tmp_path: 
     # A damaged bundle imports nothing, and the job goes on.
     (project / ".fxpool" / "cache.fxb").write_bytes(b"damaged")
     _checked("bash", "-ec", f"cd {shlex.quote(str(project))}; {template['before_script'][0]}", **environment)
+
+
+# ------------------------------------------------------------------------------------------------ what Kubernetes does
+
+
+def _pod(name: str) -> dict[str, Any]:
+    documents = yaml.safe_load_all((EXAMPLES / "kubernetes" / name).read_text())
+    (pod,) = [one["spec"]["template"]["spec"] for one in documents if one["metadata"]["name"] == "serve"]
+    return dict(pod)
+
+
+def _initialized(pod: dict[str, Any], volumes: dict[str, Path]) -> dict[str, str]:
+    """Run the commands of a pod's first containers; return the environment of the last, with this machine's paths."""
+
+    def path(text: str, mounts: list[dict[str, str]]) -> str:
+        places = {mount["mountPath"]: str(volumes[mount["name"]]) for mount in mounts}
+        pattern = rf"(?<![\w/])({'|'.join(map(re.escape, places))})(?![\w])"
+        return re.sub(pattern, lambda match: places[match[1]], text)
+
+    for container in pod["initContainers"]:
+        user = container.get("securityContext", {}).get("runAsUser", pod["securityContext"]["runAsUser"])
+        command = [path(word, container["volumeMounts"]) for word in container["command"]]
+        subprocess.run(
+            command, check=True, user=user, group=user, extra_groups=[pod["securityContext"].get("fsGroup", user)]
+        )
+    (serve,) = pod["containers"]
+    return {row["name"]: path(row["value"], serve["volumeMounts"]) for row in serve["env"]}
+
+
+def _as_user(user: int, check: Callable[[], object]) -> str:
+    """Return the text of an exception that `check` raises in a child of this user, or ""."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        said = ""
+        try:
+            os.setgroups([user])
+            os.setgid(user)
+            os.setuid(user)
+            check()
+        except BaseException as error:
+            said = f"{type(error).__name__}: {error}"
+        os.write(writing, said.encode())
+        os._exit(0)
+    os.close(writing)
+    with open(reading) as file:
+        said = file.read()
+    os.waitpid(child, 0)
+    return said
+
+
+@pytest.fixture
+def volume() -> Iterator[Callable[[int, int], Path]]:
+    """Makes a volume that all users can reach, with a mode and a group."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root, as the first containers of these pods do")
+    with tempfile.TemporaryDirectory(dir="/tmp") as root:
+        os.chmod(root, 0o755)
+
+        def make(mode: int, group: int) -> Path:
+            path = Path(tempfile.mkdtemp(dir=root))
+            os.chown(path, 0, group)
+            path.chmod(mode)
+            return path
+
+        yield make
+
+
+@pytest.mark.parametrize(("mode", "group"), [(0o755, 0), (0o777, 0), (0o2775, 1000)])
+def test_a_pod_may_use_its_volume(volume: Callable[[int, int], Path], mode: int, group: int) -> None:
+    pod, cache = _pod("volume.yaml"), volume(mode, group)
+    entry = Entry(key="ab" * 32, components=[], metadata=Metadata(label="g", created=1.0, compile_seconds=1.0))
+    for _ in range(2):  # the pod starts again
+        environment = _initialized(pod, {"cache": cache})
+        assert environment["FXPOOL_CACHE_DIR"] == f"{cache}/fxpool"
+        user = pod["securityContext"]["runAsUser"]
+        publish = functools.partial(_publish, environment["FXPOOL_CACHE_DIR"], entry)
+        assert _as_user(user, publish) == ""
+    assert "UnsafeDirectoryError" in _as_user(user + 1, publish)
+
+
+def _publish(root: str, entry: Entry) -> None:
+    LocalStore(root).publish(entry, {"module": b"code"})
+
+
+def test_a_pod_may_use_its_key(volume: Callable[[int, int], Path], tmp_path: Path) -> None:
+    pod = _pod("redis.yaml")
+    volumes = {"secret": volume(0o755, 0), "key": volume(0o2777, 1000)}
+    cli(["cache", "key", str(tmp_path / "key")], standalone_mode=False)
+    secret = volumes["secret"] / "key"
+    secret.write_bytes((tmp_path / "key").read_bytes())
+    secret.chmod(0o644)  # Kubernetes' default
+    environment = _initialized(pod, volumes)
+    user = pod["securityContext"]["runAsUser"]
+    load = functools.partial(Keyring.load, environment["FXPOOL_REMOTE_KEY_FILE"])
+    assert _as_user(user, load) == ""
+    assert "ConfigurationError" in _as_user(user, functools.partial(Keyring.load, secret))
+    redis = (EXAMPLES / "kubernetes" / "redis.yaml").read_text()
+    assert f'value: "{environment["FXPOOL_REMOTE_CACHE"]}"' in redis and "name: fxpool-redis\n" in redis
