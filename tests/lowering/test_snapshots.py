@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import pytest
 from processes import HERE, run_python
-from remote_servers import redis_server
+from remote_servers import free_port, redis_server
 from tiers import first_tier
 
 from fxpool.commands.main import main
@@ -119,6 +119,73 @@ def test_a_background_compile_is_withdrawn_after_the_timeout(cache: Path) -> Non
     assert report["clean"] and len(report["pending"]) == 1, report
     assert after["threads"] == ["MainThread"] and not after["children"]
     assert "ready" in later and compiles == {"worker": 2, "in_process": 0} and fallbacks == {}
+
+
+AWAY = """
+import json, os, subprocess, sys, time, fxpool
+from snapshot_child import Program, held
+program = Program()
+program.adds(0.5)
+report = fxpool.quiesce(20)
+command = json.loads(sys.argv[1])
+server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+while "ccept connections" not in server.stdout.readline():
+    pass
+program.adds(1.5)
+fxpool.wait(60)
+writes = fxpool.stats()["remote"]["writes"]
+last = fxpool.quiesce()
+server.terminate()
+server.communicate()
+print(json.dumps([report, writes, last["clean"], last["others"]]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(280)
+def test_what_an_unreachable_remote_did_not_take_is_uploaded_later(cache: Path, tmp_path: Path) -> None:
+    program = shutil.which("redis-server") or shutil.which("valkey-server")
+    if program is None:
+        pytest.skip("no redis-server (as root: apt-get install redis-server)")
+    key, port = tmp_path / "key", free_port()
+    main(["cache", "key", str(key)], standalone_mode=False)
+    command = [program, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(tmp_path)]
+    settings = {"FXPOOL_REMOTE_CACHE": f"redis://127.0.0.1:{port}/0", "FXPOOL_REMOTE_KEY_FILE": str(key)}
+    printed = run_python(["-c", AWAY, json.dumps(command)], **settings)
+    report, writes, clean, others = json.loads(printed.strip().splitlines()[-1])
+    assert report["clean"] and report["uploads_left"] == 1, report
+    assert writes == 2 and clean
+    assert len(others["children"]) == 1 and str(port) in others["children"][0], "the program's own"
+
+
+CHILD_OF_A_BUSY_PROCESS = """
+import json, os, fxpool
+from snapshot_child import Program, held
+program = Program()
+program.adds(0.5)
+
+def connection():
+    state = held()
+    sockets = [target for target in state["descriptors"].values() if target.startswith("socket:")]
+    return sockets, [name for name in state["threads"] if name == "fxpool-client"]
+
+busy = connection()
+pid = os.fork()
+if not pid:
+    os._exit(0 if fxpool.quiesce()["clean"] else 1)
+status = os.waitpid(pid, 0)[1]
+still = connection()
+program.adds(1.5)
+print(json.dumps([status, busy, still, fxpool.stats()["compiles"], fxpool.quiesce()["clean"]]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(280)
+def test_a_child_that_is_quiesced_leaves_its_parent_alone(cache: Path) -> None:
+    status, busy, still, compiles, clean = _result(CHILD_OF_A_BUSY_PROCESS)
+    assert status == 0 and len(busy[0]) == len(busy[1]) == 1 and still == busy
+    assert compiles == {"worker": 2, "in_process": 0} and clean
 
 
 ADOPTS = """

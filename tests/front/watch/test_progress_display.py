@@ -61,6 +61,42 @@ def test_a_log_has_a_line_per_event(tmp_path: Path) -> None:
     assert len((tmp_path / "log").read_text().splitlines()) == 6
 
 
+def test_a_released_log_is_opened_again_by_the_next_event(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with fxpool.progress("log"):
+        events.state("g", "queued")
+        events.release()
+        assert not any(str(tmp_path) in os.readlink(f"/proc/self/fd/{fd}") for fd in _descriptors())
+        monkeypatch.chdir("/")
+        events.state("g", "ready")
+    events.release()
+    assert not any(str(tmp_path) in os.readlink(f"/proc/self/fd/{fd}") for fd in _descriptors())
+    assert len((tmp_path / "log").read_text().splitlines()) == 2
+
+
+def _descriptors() -> list[str]:
+    return [fd for fd in os.listdir("/proc/self/fd") if os.path.lexists(f"/proc/self/fd/{fd}")]
+
+
+def test_a_released_terminal_starts_a_thread_at_the_next_event() -> None:
+    file = io.StringIO()
+    terminal = Terminal(file)
+
+    def threads() -> list[str]:
+        return [thread.name for thread in threading.enumerate() if thread.name == "fxpool-progress"]
+
+    terminal.release()
+    for state in ("ready", "failed"):
+        terminal.on_state(State(time.monotonic(), "g", state))
+        assert threads()
+        terminal.release()
+        assert not threads() and f"g: {state}" in file.getvalue()
+    terminal.close()
+    terminal.release()
+    terminal.on_state(State(time.monotonic(), "h", "ready"))
+    assert not threads() and "h:" not in file.getvalue()
+
+
 def test_what_is_no_terminal_gets_lines() -> None:
     file = io.StringIO()
     with fxpool.progress(file):
