@@ -44,6 +44,7 @@ _TABLES: dict[str, tuple[str, ...]] = {
     "captures": ("recorded", "present"),  # and `not:` with reasons
     "regions": (),  # graphs cut, pieces, distinct pieces; `whole:` and `refused:` with reasons
     "frames": (),  # served, traced, kept, unfit
+    "uncached": (),  # 1 under a reason at the end of a process that compiled graphs without any use of the cache
     "switched_off": (),  # reasons why this process has no pool or cache, each reported in one warning
 }
 

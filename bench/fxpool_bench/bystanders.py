@@ -152,7 +152,7 @@ class Bystanders:
     def _begin(self, pid: int) -> int:
         with self._lock:
             self._measuring.append(pid)
-            # It may have been stopped with its Pause on the way here: nobody else would resume it.
+            # It may have been stopped with its Pause on its way: only this request can resume it.
             self._go_on({one for one in self._stopped if any(process.pid == pid for process in tree(one))})
             for one in self._processes():
                 self._stop(one)

@@ -32,7 +32,7 @@ __all__ = ["KEPT_DAYS", "NUMBERS", "TABLES", "Totals", "add", "added", "clear", 
 KEPT_DAYS = 30
 #: Counters of `fxpool.counters` that are totalled: plain numbers, and tables by reason.
 NUMBERS = counters.NUMBERS
-TABLES = ("compiles", "bypasses", "fallbacks", "switched_off", "eager_calls", "once")
+TABLES = ("compiles", "bypasses", "fallbacks", "switched_off", "eager_calls", "once", "uncached")
 
 _DIRECTORY = "stats"
 _LONG = 64 * 1024  # bytes of a day's lines, about 200 processes

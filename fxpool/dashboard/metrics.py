@@ -156,8 +156,10 @@ def _of_store(store: dict[str, Any], quarantined: int) -> Iterator[Any]:
     yield _gauge("store_bytes", "Bytes on disk", sizes, ("kind",))
     files = [([kind], part["files"]) for kind, part in store["parts"].items()]
     yield _gauge("store_files", "Files", files, ("kind",))
-    calls = [([outcome], count) for outcome, count in sorted(store["once"].items())]
+    calls = [([outcome], count) for outcome, count in sorted(store["counted"].get("once", {}).items())]
     yield _gauge("once_calls", "Calls of fxpool.once in the last 30 days", calls, ("outcome",))
+    uncached = [([reason], count) for reason, count in sorted(store["counted"].get("uncached", {}).items())]
+    yield _gauge("uncached_processes", "Processes of 30 days to which the cache was of no use", uncached, ("reason",))
     yield _gauge("quarantined_graphs", "Graphs that killed their workers", [([], quarantined)], ())
 
 

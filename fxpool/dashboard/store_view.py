@@ -36,7 +36,7 @@ _SHARE = 20
 class Contents(NamedTuple):
     """The result of one poll of the store; `parts` is None if the directory was not measured.
 
-    `once` is the host's count of calls of `fxpool.once`, by outcome, of the last 30 days.
+    `counted` are the host's tables of reasons of the last 30 days (`host_statistics.Totals.reasons`).
     """
 
     state: str
@@ -44,7 +44,7 @@ class Contents(NamedTuple):
     entries: list[Scanned]
     parts: dict[str, dict[str, int]] | None
     quarantined: list[quarantine.Record]
-    once: dict[str, int]
+    counted: dict[str, dict[str, int]]
     took: float  # seconds
 
 
@@ -61,7 +61,7 @@ class StoreView:
         self.seconds_saved = 0.0
         self.parts: dict[str, dict[str, int]] = {}
         self.quarantined: list[quarantine.Record] = []
-        self.once: dict[str, int] = {}
+        self.counted: dict[str, dict[str, int]] = {}
         self.reasons: Counter[str] = Counter()
         self._why: dict[tuple[str, str], tuple[Row, list[str]]] = {}
         self._by_graph: dict[str, list[tuple[float, str, str]]] = {}
@@ -88,21 +88,21 @@ class StoreView:
             return Contents("refused", str(error), [], None, [], {}, 0.0)
         there = os.path.isdir(self.root)
         entries = self.listing.read()
-        parts, quarantined, once = None, self.quarantined, self.once
+        parts, quarantined, counted = None, self.quarantined, self.counted
         if begun - self._measured >= _MEASURE_SECONDS:
             with contextlib.suppress(OSError):
                 sizes = catalogue.measure(self.root)
                 parts = {kind: {"files": one.files, "bytes": one.bytes} for kind, one in sizes.items() if one.bytes}
             quarantined = list(quarantine.scan(self.root))
-            once = host_statistics.added(host_statistics.read(self.root).values()).reasons.get("once", {})
+            counted = host_statistics.added(host_statistics.read(self.root).values()).reasons
         took = time.monotonic() - begun
         reason = "" if there else "the directory does not exist"
-        return Contents("there" if there else "none", reason, entries, parts, quarantined, once, took)
+        return Contents("there" if there else "none", reason, entries, parts, quarantined, counted, took)
 
     def take(self, read: Contents) -> None:
         """Take over what the latest `read` returned, and draw conclusions from it."""
         self.state, self.reason, self._took, self.quarantined = read.state, read.reason, read.took, read.quarantined
-        self.once = read.once
+        self.counted = read.counted
         if read.parts is not None:
             self.parts, self._measured = read.parts, time.monotonic()
         before = self.listing.latest
@@ -134,7 +134,7 @@ class StoreView:
             "unreadable": sum(not row.readable for row in rows),
             "seconds": round(sum(row.metadata.compile_seconds for row in rows), 3),
             "parts": self.parts,
-            "once": self.once,
+            "counted": self.counted,
             "served": self.served_count,
             "seconds_saved": round(self.seconds_saved, 3),
             "reasons": dict(self.reasons.most_common()),

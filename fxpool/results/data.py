@@ -34,6 +34,7 @@ class Counts(TypedDict):
     eager_calls: dict[str, int]
     switched_off: dict[str, int]
     once: dict[str, int]
+    uncached: dict[str, int]
     seconds_saved: float
 
 

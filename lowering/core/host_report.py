@@ -12,9 +12,10 @@ import time
 from typing import Any
 
 from fxpool import counters, forks, notices
+from fxpool.lowering.core import cache_alarm
 from fxpool.lowering.core.runtime import Part, runtime
 
-__all__ = ["graph_done", "report"]
+__all__ = ["attend", "graph_done", "report"]
 
 log = notices.logger(__name__)
 
@@ -29,8 +30,9 @@ class _Reports(Part):
         self._lock = forks.lock(self, "_lock")
         self._reported: dict[str, Any] | None = None  # of `counters.snapshot`; None before the first report
         self._forked = False
+        self.inherited: dict[str, Any] | None = None  # a forked child's counts of its parent
         self.last = time.monotonic()
-        atexit.register(report)
+        atexit.register(_end)
 
     def add(self) -> None:
         """Add the counts since the last report. Does not create a store's directory."""
@@ -52,9 +54,10 @@ class _Reports(Part):
     def after_fork_in_child(self) -> None:
         """Leave the counts so far to the parent. Imports nothing here: the import lock may be held."""
         self._reported, self._forked = _counted(), True
+        self.inherited = self._reported
 
     def reset(self) -> None:
-        self._reported, self._forked = None, False
+        self._reported, self._forked, self.inherited = None, False, None
 
 
 def _counted() -> dict[str, Any]:
@@ -63,11 +66,36 @@ def _counted() -> dict[str, Any]:
     return snapshot
 
 
+def attend() -> None:
+    """Report at exit, even if no graph comes."""
+    runtime.part(_Reports)
+
+
 def graph_done() -> None:
     """Report if the last report is older than `_INTERVAL`. Takes microseconds otherwise."""
     # A restored process may have an earlier clock.
     if not 0 <= time.monotonic() - runtime.part(_Reports).last <= _INTERVAL:
         report()
+
+
+def _end() -> None:
+    """Sound the alarm if the cache was of no use, and report. Never raises."""
+    try:
+        cache_alarm.sound(_since(runtime.part(_Reports).inherited))
+    except Exception:  # the interpreter may be ending
+        log.debug("could not tell whether the cache was of use", exc_info=True)
+    report()
+
+
+def _since(before: dict[str, Any] | None) -> dict[str, Any]:
+    """Return the counts of this process since `before`."""
+    now = _counted()
+    for name, value in (before or {}).items():
+        if isinstance(value, dict):
+            now[name] = {reason: n - value.get(reason, 0) for reason, n in now[name].items()}
+        else:
+            now[name] -= value
+    return now
 
 
 def report() -> None:

@@ -29,6 +29,7 @@ def install() -> None:
 def _install() -> None:
     # Imported late: an unsupported torch may not have the names these need.
     from fxpool.lowering.backend import fxpool_backend
+    from fxpool.lowering.core import host_report
     from fxpool.lowering.core.runtime import runtime
     from fxpool.lowering.entry_point import begin_frames
     from fxpool.lowering.inductor import direct_calls
@@ -38,6 +39,7 @@ def _install() -> None:
     # Waits for another thread that is installing.
     if hooks.install(KernelPool(to_pool), GraphPool(), fxpool_backend, direct_calls.compile_graph, _frames_are_on):
         atexit.register(runtime.part(Interpreter).ending.set)
+        host_report.attend()
         begin_frames()
 
 

@@ -58,9 +58,9 @@ Process = subprocess.Popen[str]
 
 @pytest.fixture
 def children(place: Place) -> Iterator[list[Process]]:
-    made: list[Process] = []
-    yield made
-    for child in made:
+    started: list[Process] = []
+    yield started
+    for child in started:
         signal_tree(child.pid, signal.SIGKILL)
         child.communicate()
 
@@ -113,8 +113,8 @@ def test_the_one_that_measures_goes_on(place: Place, children: list[Process]) ->
         bystanders.end()
 
 
-@pytest.mark.parametrize("how", ["asks", "is spared"])
-def test_one_that_is_to_measure_on_another_device_goes_on(place: Place, children: list[Process], how: str) -> None:
+@pytest.mark.parametrize("manner", ["asks", "is spared"])
+def test_one_that_is_to_measure_on_another_device_goes_on(place: Place, children: list[Process], manner: str) -> None:
     """Also if it is stopped while it asks: otherwise each would wait for the other."""
     busy = start(children, place, _SPIN)
     bystanders = Bystanders(place.runtime, lambda: [child.pid for child in children])
@@ -130,13 +130,13 @@ def test_one_that_is_to_measure_on_another_device_goes_on(place: Place, children
         with socket.socket(fileno=descriptor) as connection:
             paused = pausing.pause(place.runtime, 30.0, 20.0)
             assert paused.workers == 2 and until(lambda: states(busy) == states(asks) == STOPPED, 5)
-            if how == "asks":
+            if manner == "asks":
                 Channel(connection, m.ToClient).send(m.Pause(seconds=50.0))
             else:
                 bystanders.spare(asks.pid)
             assert until(lambda: states(asks) == {psutil.STATUS_RUNNING}, 10) and states(busy) == STOPPED
             paused.end()
-            if how == "asks":
+            if manner == "asks":
                 time.sleep(0.2)
                 assert states(busy) == STOPPED, "the other one still measures"
         assert until(lambda: states(busy) == {psutil.STATUS_RUNNING} == states(asks), 10)
@@ -144,18 +144,18 @@ def test_one_that_is_to_measure_on_another_device_goes_on(place: Place, children
         bystanders.end()
 
 
-@pytest.mark.parametrize("how", ["ended", "too long", "its end"])
-def test_nothing_stays_stopped(place: Place, children: list[Process], how: str) -> None:
+@pytest.mark.parametrize("manner", ["ended", "too long", "its end"])
+def test_nothing_stays_stopped(place: Place, children: list[Process], manner: str) -> None:
     busy = start(children, place, _SPIN)
     bystanders = Bystanders(place.runtime, lambda: [busy.pid])
-    measures = start(children, place, _MEASURES, str(place.runtime), "0.5" if how == "too long" else "50")
+    measures = start(children, place, _MEASURES, str(place.runtime), "0.5" if manner == "too long" else "50")
     assert measures.stdout is not None and measures.stdout.readline() == "1\n"
-    if how == "ended":
+    if manner == "ended":
         measures.kill()
-    elif how == "its end":
+    elif manner == "its end":
         bystanders.end()
     assert until(lambda: states(busy) == {psutil.STATUS_RUNNING}, 10)
-    if how != "its end":
+    if manner != "its end":
         bystanders.end()
 
 

@@ -67,9 +67,9 @@ class Count:
 
 @pytest.fixture
 def others() -> Iterator[list[subprocess.Popen[str]]]:
-    made: list[subprocess.Popen[str]] = []
-    yield made
-    for process in made:
+    started: list[subprocess.Popen[str]] = []
+    yield started
+    for process in started:
         process.kill()
         process.communicate()
 
