@@ -36,11 +36,11 @@ time.sleep(60)
 class Count:
     """A job that counts in a file, and whether it does at this moment."""
 
-    def __init__(self, client: PoolClient, place: Place, function: str = "counts", **spec: float) -> None:
-        self._file, self._go = place.mark("mark-count"), place.mark("mark-go")
+    def __init__(self, client: PoolClient, area: Place, function: str = "counts", **spec: float) -> None:
+        self._file, self._go = area.mark("mark-count"), area.mark("mark-go")
         self.job: Job = client.submit(
             f"pool_jobs:{function}",
-            str(place.files).encode(),
+            str(area.files).encode(),
             JobSpec(label="counts", **spec),  # type: ignore[arg-type]
         )
         assert until(lambda: self.size and client.status()["running"])
