@@ -19,6 +19,7 @@ from fxpool.codecache.bundle.authentication import new_key
 from fxpool.triton import cache_manager
 
 CHILD = Path(__file__).with_name("triton_cache_child.py")
+MANAGER = "fxpool.triton:CacheManager"
 PTXAS = """#!{python}
 import os, sys, time
 real = {real!r}
@@ -53,7 +54,7 @@ class Triton:
             **os.environ,
             "PYTHONPATH": path,
             "TRITON_PTXAS_PATH": str(script),
-            "TRITON_CACHE_MANAGER": "fxpool.triton:CacheManager",
+            "TRITON_CACHE_MANAGER": MANAGER,
             "TRITON_CACHE_DIR": str(root / "triton"),
         }
 
@@ -187,3 +188,36 @@ def test_within_fxpool_s_compiles_the_manager_only_keeps_files(monkeypatch: pyte
     assert cache_manager._in_scratch()
     monkeypatch.setenv("TRITON_CACHE_DIR", "/tmp/inductor/triton")
     assert not cache_manager._in_scratch()
+
+
+@pytest.mark.slow
+def test_inductor_s_kernels_are_compiled_and_bundled_as_without_the_manager(triton: Triton) -> None:
+    """By `compile_for_triton`, which has Inductor's bundler collect the files that Triton has written."""
+    child = Path(__file__).parents[2] / "torch_compat" / "triton_kernels" / "compat_triton_child.py"
+    lowering = Path(__file__).parents[2] / "lowering"
+    reports = []
+    for name, manager in (("stock", None), ("first", MANAGER), ("second", MANAGER)):
+        changed = {
+            **triton.environment,
+            "PYTHONPATH": os.pathsep.join((triton.environment["PYTHONPATH"], str(lowering))),
+            "TRITON_CACHE_DIR": str(triton.root / name),
+            "TRITON_CACHE_MANAGER": manager,
+            "TORCHINDUCTOR_CACHE_DIR": str(triton.root / f"inductor-{name}"),
+            "CUDA_VISIBLE_DEVICES": "",
+            "TORCHINDUCTOR_COMPILE_THREADS": "1",
+            "TORCH_WARM_POOL": "0",
+        }
+        environment = {name: value for name, value in changed.items() if value is not None}
+        process = subprocess.Popen(
+            [sys.executable, str(child), "[]"],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        reports.append((report(process)["compiled"], triton.assembled))
+    (stock, assembled), (first, after_first), (second, after_second) = reports
+    sizes = [compiled.pop("files") for compiled in (stock, first, second)]
+    assert min(sizes) > 1000 and max(sizes) - min(sizes) < 1000, "paths in them have different lengths"
+    assert stock == first == second and assembled > 0
+    assert after_first == 2 * assembled and after_second == after_first, "the second loads all from the store"
