@@ -138,9 +138,17 @@ def _rendered(guard: Any) -> str:
 
 
 def nearest(side: Side, entries: Iterable[Entry]) -> Side | None:
-    """Return the entry that is nearest to `side`, other than itself, or None."""
+    """Return the entry that is nearest to `side`, other than itself, or None.
+
+    Keys without a common component are of different kinds, such as a graph's and that of a product of another JIT.
+    """
     digests = {one.name: one.digest for one in side.components}
-    others = (entry for entry in entries if (entry.key, entry.name) != (side.key, side.name))
+    others = (
+        entry
+        for entry in entries
+        if (entry.key, entry.name) != (side.key, side.name)
+        and (not digests or not entry.components or any(one.name in digests for one in entry.components))
+    )
     best = heapq.nlargest(_COMPARED, others, key=lambda entry: (*_nearness(side, digests, entry), entry.key))
     if not best:
         return None

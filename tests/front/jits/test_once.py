@@ -23,6 +23,7 @@ from fxpool.codecache.bundle import bundle, bundle_file
 from fxpool.codecache.store import layout
 from fxpool.codecache.store.store import LocalStore
 from fxpool.commands.main import main
+from fxpool.dashboard import metrics
 from fxpool.jits import product_keys
 
 
@@ -66,6 +67,9 @@ def test_bytes_are_built_once_and_then_served(tmp_path: Path) -> None:
 
     host_report.report()
     assert fxpool.stats()["host"]["once"] == {"hits": 3, "misses": 2, "builds": 2}
+    source = metrics.Source(tmp_path / "r", tmp_path / "c")
+    assert 'fxpool_once_calls{outcome="hits"} 3.0' in source.text().decode()
+    source.close()
 
 
 # ---------------------------------------------------------------- keys
@@ -322,6 +326,20 @@ def test_products_are_entries_like_others(tmp_path: Path) -> None:
     assert "removed 1 entry and 1 blob" in runner.invoke(main, ["cache", "rm", key, "--yes"]).output
     build = Builder(b"z")
     assert fxpool.once(("op", "sm_90"), build) == b"z"
+
+
+def test_a_graph_is_not_compared_with_products(tmp_path: Path) -> None:
+    from fxpool.codecache.explain.nearest import Side, nearest
+    from fxpool.codecache.store.entry import Component, Entry
+
+    fxpool.once("k", Builder())
+    fxpool.once("other", Builder())
+    (product, other) = [one.entry for one in LocalStore(str(tmp_path / "c")).scan()]
+    assert product is not None and other is not None
+    graph = Entry(key="1" * 64, components=[Component("graph", "2" * 64)])
+    assert nearest(Side.of(graph), [product, other]) is None
+    near = nearest(Side.of(product), [graph, other])
+    assert near is not None and near.key == other.key
 
 
 def test_a_bundle_carries_products(tmp_path: Path) -> None:
