@@ -190,6 +190,40 @@ def test_within_fxpool_s_compiles_the_manager_only_keeps_files(monkeypatch: pyte
     assert not cache_manager._in_scratch()
 
 
+HELPER = """
+import json, os
+import fxpool
+from triton.runtime.build import compile_module_from_src
+source = '''
+#include <Python.h>
+static PyObject* answer(PyObject* self, PyObject* args) { return PyLong_FromLong(42); }
+static PyMethodDef methods[] = {{"answer", answer, METH_NOARGS, ""}, {NULL, NULL, 0, NULL}};
+static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "helper", NULL, -1, methods};
+PyMODINIT_FUNC PyInit_helper(void) { return PyModule_Create(&definition); }
+'''
+module = compile_module_from_src(source, "helper")
+print(json.dumps([module.answer(), fxpool.stats()["once"]["builds"], fxpool.stats()["once"]["hits"]]))
+"""
+
+
+@pytest.mark.slow
+def test_helpers_that_triton_builds_are_entries(triton: Triton) -> None:
+    """Triton builds its driver and launchers with the C compiler, and asks for them by file, not as a kernel."""
+    script = triton.root / "cc"
+    log = triton.root / "built"
+    script.write_text(f'#!/bin/sh\necho built >> {log}\nexec gcc "$@"\n')
+    script.chmod(0o755)
+    results = []
+    for directory in ("a", "b", "b"):
+        environment = {**triton.environment, "CC": str(script), "TRITON_CACHE_DIR": str(triton.root / directory)}
+        process = subprocess.Popen(
+            [sys.executable, "-c", HELPER], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        results.append(report(process))
+    assert results == [[42, 1, 0], [42, 0, 1], [42, 0, 0]]
+    assert log.read_text().count("built") == 1
+
+
 @pytest.mark.slow
 def test_inductor_s_kernels_are_compiled_and_bundled_as_without_the_manager(triton: Triton) -> None:
     """By `compile_for_triton`, which has Inductor's bundler collect the files that Triton has written."""
