@@ -59,6 +59,7 @@ program.step(call)
 program.adds(0.5)
 program.adds(0.5)
 program.adds(7.5, mode="async+subprocess")
+product = fxpool.once("a product of another JIT", lambda path: open(path + "/kernel", "w").close())
 busy = held()
 report = fxpool.quiesce(100)
 after = held()
@@ -86,6 +87,7 @@ def test_nothing_is_left_of_a_process_that_compiled_hit_and_trained(pool: str, c
             program, **settings
         )
     extra = set(busy["descriptors"].values()) - set(before["descriptors"].values())
+    assert any(f"{cache}/directories/" in target for target in extra), "held for the process"
     assert "fxpool-client" in busy["threads"] and any(target.startswith("socket:") for target in extra)
     for report, state in ((reports[0], after), (reports[2], last)):
         assert report["clean"] and report["pending"] == [] and report["uploads_left"] == 0, report
