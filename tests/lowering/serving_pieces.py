@@ -151,7 +151,8 @@ class Piece:
     def __call__(self, *inputs: Any) -> Any:
         rows = next(one.shape[0] for one in inputs if isinstance(one, torch.Tensor) and one.dim() == 2)
         found = (self._rows if rows == ROWS else self._any)(*inputs)
-        return found if self._is_tuple else found[0]
+        # For a piece with one output a new artifact returns that, a loaded one a list.
+        return found if self._is_tuple or isinstance(found, torch.Tensor) else found[0]
 
 
 class Piecewise:
