@@ -46,7 +46,7 @@ and modules:
     installed_packages  digests of torch, Triton and sympy   child_python     starts modules in another process
     torch_import        called by torch when it is imported  torch_release    is torch supported?
     remote_stores       kinds of remote caches               temporary        temporary directories
-    version             the version
+    version             the version                          remedies         what to do, for several errors
 
 Importing this module imports neither torch nor anything else that is slow: that is imported inside functions.
 """

@@ -48,6 +48,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
+from fxpool import remedies
 from fxpool.quantities import signal_name
 
 
@@ -144,18 +145,6 @@ class LastAttempt:
         return f"worker {self.worker}" if self.worker is not None else "a worker"
 
 
-_SHORTAGES = {
-    "EMFILE": "raise the limit of open files (`ulimit -n`) where the server is started",
-    "ENFILE": "the host's table of open files is full: raise fs.file-max",
-    "EAGAIN": "raise the limit of processes (`ulimit -u`, or pids.max of the cgroup) where the server is started",
-    "ENOMEM": "the host is out of memory: set FXPOOL_WORKERS or FXPOOL_MEMORY_HIGH_WATERMARK to a smaller value",
-    "ENOSPC": "make room (bytes or inodes: `df`, `df -i`), or set FXPOOL_RUNTIME_DIR to a directory on another disk",
-    "EDQUOT": "make room in the quota, or set FXPOOL_RUNTIME_DIR to a directory on another disk",
-    "EROFS": "set FXPOOL_RUNTIME_DIR to a writable directory",
-    "ENOENT": "a directory of the server was removed: run `fxpool stop`; the next process starts a new server",
-}
-
-
 class NoWorkerError(PoolUnavailableError):
     """No worker could start the job in `attempts` attempts, because the host is out of a resource.
 
@@ -171,7 +160,7 @@ class NoWorkerError(PoolUnavailableError):
         tries = f"{last.attempts} attempt{'s' if last.attempts != 1 else ''}"
         super().__init__(
             f"no worker could start job {job!r} ({tries}{who}): {reason}",
-            remedy=_SHORTAGES.get(code, "see the server's log; `fxpool status` names its directory"),
+            remedy=remedies.SHORTAGES.get(code, "see the server's log; `fxpool status` names its directory"),
         )
 
 
@@ -210,9 +199,9 @@ class _AttemptError(PoolError):
     def __init__(self, job: str, message: str, last: LastAttempt, setting: str = "") -> None:
         self.job = job
         self.worker, self.attempts, self.log_path, self.phase = last.worker, last.attempts, last.log_path, last.phase
-        remedies = [f"see its output in {last.log_path}"] if last.log_path else []
-        remedies += [f"set {setting} to change the limit"] if setting else []
-        super().__init__(message, remedy="; ".join(remedies))
+        advice = [f"see its output in {last.log_path}"] if last.log_path else []
+        advice += [f"set {setting} to change the limit"] if setting else []
+        super().__init__(message, remedy="; ".join(advice))
 
 
 class WorkerDiedError(_AttemptError):
@@ -349,12 +338,13 @@ class NoCompilerError(CompileError):
         self.tried = list(tried)
         if python_header:
             said = f"the C++ compiler ({', '.join(self.tried)}) does not find Python.h, which all kernels include"
-            super().__init__(said, remedy=INSTALL_PYTHON_HEADERS)
+            super().__init__(said, remedy=remedies.INSTALL_PYTHON_HEADERS)
             return
+        may_have = arguments or not any(map(_is_command_line, self.tried))
         super().__init__(
             f"no working C++ compiler (tried {', '.join(self.tried) or 'none, CXX is empty'})"
             + (f": {detail}" if detail else ""),
-            remedy=_NO_ARGUMENTS if not arguments and any(map(_is_command_line, self.tried)) else INSTALL_COMPILER,
+            remedy=remedies.INSTALL_COMPILER if may_have else remedies.NO_ARGUMENTS,
         )
 
 
@@ -369,7 +359,7 @@ class ShortageError(CompileError):
         ended = code.startswith("SIG")
         super().__init__(
             f"{program} {'was ended' if ended else 'could not run'} ({code})" + (f": {said}" if said else ""),
-            remedy=_SHORTAGES.get("ENOMEM" if ended else code, ""),
+            remedy=remedies.SHORTAGES.get("ENOMEM" if ended else code, ""),
         )
 
 
@@ -381,23 +371,6 @@ class NoHalideError(CompileError):
             "Inductor's cpu_backend or cuda_backend is 'halide', and Halide is not installed",
             remedy="pip install halide (tested with 21), or leave out the option",
         )
-
-
-CREATE_KEY = (
-    "create a key with `fxpool cache key FILE` on one machine, copy it to the others, and set "
-    "FXPOOL_REMOTE_KEY_FILE=FILE"
-)
-INSTALL_COMPILER = (
-    "install a compiler (Debian and Ubuntu: apt-get install g++; Fedora: dnf install gcc-c++) or set CXX to its path"
-)
-INSTALL_PYTHON_HEADERS = (
-    "install the headers of this Python (Debian and Ubuntu: apt-get install "
-    f"python{sys.version_info[0]}.{sys.version_info[1]}-dev; Fedora: dnf install python3-devel)"
-)
-_NO_ARGUMENTS = (
-    "set CXX to a program without arguments: instead of 'ccache g++', a link named g++ to ccache "
-    "(/usr/lib/ccache/g++ on Debian and Ubuntu), or a script that runs the command"
-)
 
 
 def _is_command_line(tried: str) -> bool:

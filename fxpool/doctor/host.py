@@ -24,10 +24,10 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from fxpool import config, directories, quantities, temporary
+from fxpool import config, directories, quantities, remedies, temporary
 from fxpool.doctor.farm import farm
 from fxpool.doctor.findings import FAIL, OK, WARN, Check, Finding
-from fxpool.errors import INSTALL_COMPILER, INSTALL_PYTHON_HEADERS, FxpoolError, UnsafeRuntimeDirectoryError
+from fxpool.errors import FxpoolError, UnsafeRuntimeDirectoryError
 from fxpool.setting_values import without_secrets
 from fxpool.torch_compat import versions
 
@@ -118,7 +118,7 @@ def compiler() -> Iterator[Finding]:
     path = shutil.which(name)
     if path is None:
         where = "from CXX" if "CXX" in os.environ else f"PATH is {os.environ.get('PATH', '')!r}"
-        yield Finding("compiler", FAIL, f"{name!r} not found ({where})", INSTALL_COMPILER)
+        yield Finding("compiler", FAIL, f"{name!r} not found ({where})", remedies.INSTALL_COMPILER)
         return
     said = _run([path, "--version"])
     version = (said.stdout.splitlines() or ["unknown version"])[0]
@@ -130,7 +130,7 @@ def compiler() -> Iterator[Finding]:
             lines = [line for line in built.stderr.splitlines() if line.strip()]
             why = next((line for line in lines if "error" in line), (lines or ["no error message"])[-1])
             openmp = "omp" in built.stderr
-            remedy = "install OpenMP for it (clang: libomp-dev)" if openmp else INSTALL_COMPILER
+            remedy = "install OpenMP for it (clang: libomp-dev)" if openmp else remedies.INSTALL_COMPILER
             yield Finding("compiler", FAIL, f"{path} ({version}) fails: {why.strip()}", remedy, built.stderr)
             return
         try:
@@ -167,7 +167,7 @@ def python_headers() -> Iterator[Finding]:
         yield Finding("Python.h", OK, str(header))
     else:
         summary = f"{header} is missing: C++ and Triton kernels do not compile"
-        yield Finding("Python.h", FAIL, summary, INSTALL_PYTHON_HEADERS)
+        yield Finding("Python.h", FAIL, summary, remedies.INSTALL_PYTHON_HEADERS)
 
 
 def triton() -> Iterator[Finding]:

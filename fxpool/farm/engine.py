@@ -20,8 +20,8 @@ from typing import Protocol
 
 import msgspec
 
-from fxpool import config
-from fxpool.errors import CREATE_KEY, ConfigurationError
+from fxpool import config, remedies
+from fxpool.errors import ConfigurationError
 from fxpool.pool.wire.farm import Machine
 
 __all__ = [
@@ -93,7 +93,7 @@ def key_file() -> Path:
     if path is None:
         raise ConfigurationError(
             "a farm needs a key file, which authenticates requests and results",
-            remedy=CREATE_KEY,
+            remedy=remedies.CREATE_KEY,
         )
     Keyring.load(path)
     return path

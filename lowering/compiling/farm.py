@@ -10,10 +10,10 @@ import hashlib
 import os
 from typing import TYPE_CHECKING
 
-from fxpool import config, counters, notices
+from fxpool import config, counters, notices, remedies
 from fxpool.codecache.key import build_digests
 from fxpool.codecache.store.store import FRESH
-from fxpool.errors import CREATE_KEY, ConfigurationError
+from fxpool.errors import ConfigurationError
 from fxpool.lowering.core.farm_orders import AWAY_JOB, request_name, result_name
 from fxpool.lowering.core.runtime import Part, runtime
 from fxpool.lowering.request import environment_variables
@@ -57,7 +57,7 @@ def _load(path: str) -> Keyring:
     if not path:
         raise ConfigurationError(
             "its results cannot be trusted without a key",
-            remedy=CREATE_KEY,
+            remedy=remedies.CREATE_KEY,
         )
     return Keyring.load(path)
 

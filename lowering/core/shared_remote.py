@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from fxpool import config, forks, notices
+from fxpool import config, forks, notices, remedies
 from fxpool.codecache.store.store import FRESH, LocalStore
-from fxpool.errors import CREATE_KEY, ConfigurationError
+from fxpool.errors import ConfigurationError
 from fxpool.lowering.core.runtime import Part, runtime
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def _new_level(address: str, settings: config.Settings) -> RemoteLevel:
     if settings.remote_key_file is None:
         raise ConfigurationError(
             f"the remote cache {remote.shown(address)} cannot be trusted without a key",
-            remedy=CREATE_KEY,
+            remedy=remedies.CREATE_KEY,
         )
     return RemoteLevel(
         lambda seconds: remote.connect(address, seconds),
