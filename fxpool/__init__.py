@@ -44,9 +44,9 @@ and modules:
     standard_streams    closed standard streams              directories      can other users replace a directory?
     forks               locks, state that survive a fork     interruptions    exceptions of signal handlers
     installed_packages  digests of torch, Triton and sympy   child_python     starts modules in another process
-    torch_import        called by torch when it is imported  torch_release    is torch supported?
+    torch_import        called by torch when it is imported  remedies         what to do, for several errors
     remote_stores       kinds of remote caches               temporary        temporary directories
-    version             the version                          remedies         what to do, for several errors
+    version             the version
 
 Importing this module imports neither torch nor anything else that is slow: that is imported inside functions.
 """

@@ -22,6 +22,7 @@
     packages         exported programs, compiled to AOTInductor packages
     verification     compiles cached graphs again and compares the results
     build_ahead      compiles graphs that another machine has recorded
+    torch_release    decides whether torch is supported
     untested_torch   falls back to Inductor under a torch newer than the tested releases
     core             options, attempts, the process's pool and stores
     request          builds a request and a key from Dynamo's graph and inputs

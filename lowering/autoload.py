@@ -29,7 +29,7 @@ def _read(reference: Any) -> bytes:
 
 
 def _restore(key: str, data: bytes) -> None:
-    from fxpool import torch_release  # as said above
+    from fxpool.lowering import torch_release  # as said above
 
     if torch_release.current_refusal() is None:
         from fxpool.lowering.artifact import torch_artifacts  # as said above

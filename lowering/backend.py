@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fxpool import torch_release
 from fxpool.errors import UnsupportedTorchError
+from fxpool.lowering import torch_release
 
 if TYPE_CHECKING:
     import torch

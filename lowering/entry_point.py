@@ -9,9 +9,9 @@ import contextlib
 import threading
 from typing import Any
 
-from fxpool import config, torch_release
+from fxpool import config
 from fxpool.errors import FxpoolError
-from fxpool.lowering import autoload, backend
+from fxpool.lowering import autoload, backend, torch_release
 from fxpool.torch_compat.dynamo import backend_table
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import atexit
 
-from fxpool import config, torch_release
+from fxpool import config
 from fxpool.errors import FxpoolError, UnsupportedTorchError
+from fxpool.lowering import torch_release
 
 __all__ = ["install", "uninstall"]
 

@@ -21,8 +21,9 @@ from torch._inductor.async_compile import AsyncCompile
 from triton_place import path_with_triton
 
 import fxpool
-from fxpool import counters, torch_release
+from fxpool import counters
 from fxpool.errors import ConfigurationError, PoolUnavailableError, UnsupportedTorchError
+from fxpool.lowering import torch_release
 from fxpool.lowering.inductor import pools
 from fxpool.torch_compat.inductor import hooks
 

@@ -213,7 +213,7 @@ def test_helpers_that_triton_builds_are_entries(triton: Triton) -> None:
     log = triton.root / "built"
     script.write_text(f'#!/bin/sh\necho built >> {log}\nexec gcc "$@"\n')
     script.chmod(0o755)
-    results = []
+    results: list[Any] = []
     for directory in ("a", "b", "b"):
         environment = {**triton.environment, "CC": str(script), "TRITON_CACHE_DIR": str(triton.root / directory)}
         process = subprocess.Popen(

@@ -22,8 +22,8 @@ from processes import HERE
 from tiers import first_tier
 
 import fxpool
-from fxpool import torch_release
 from fxpool.errors import ConfigurationError, NoCompilerError, UnknownNameError, UnsupportedTorchError
+from fxpool.lowering import torch_release
 from fxpool.lowering.core.runtime import runtime
 from fxpool.pool.client import hosts
 from fxpool.torch_compat import versions
