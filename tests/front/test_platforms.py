@@ -42,7 +42,7 @@ def child(platform: str, program: str, ahead: str = "") -> subprocess.CompletedP
 PUBLIC = """
 import fxpool, fxpool.torch_import
 fxpool.torch_import.on_torch_import()
-arguments = {"aot_compile": (None, "x.pt2"), "standalone_compile": (None, [])}
+arguments = {"aot_compile": (None, "x.pt2"), "standalone_compile": (None, []), "once": ("key", bytes)}
 for name in sorted({*fxpool.__all__} - {"__version__", "errors", "close", "uninstall", "wait"}):
     try:
         getattr(fxpool, name)(*arguments.get(name, ()))
