@@ -72,7 +72,9 @@ def _step(call: Any) -> Any:
             results += [out.detach(), x.grad]
     counted = {name: count for name, count in counters["inductor"].items() if "cudagraph" in name}
     facts = sorted(finished, key=lambda one: bool(one["backward"]))
-    loaded = counters["inductor"]["fxgraph_cache_hit"] + counters["aot_autograd"]["autograd_cache_hit"]
+    # A graph that is compiled beside one that is loaded has another state.
+    all_loaded = counters["inductor"]["fxgraph_cache_hit"] >= len(facts)
+    loaded = bool(counters["aot_autograd"]["autograd_cache_hit"]) or all_loaded
     return {"results": results, "seen": call.seen.clone(), "finished": facts, "counted": counted, "loaded": loaded}
 
 
