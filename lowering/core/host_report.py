@@ -12,7 +12,6 @@ import time
 from typing import Any
 
 from fxpool import counters, forks, notices
-from fxpool.lowering.core import cache_alarm
 from fxpool.lowering.core.runtime import Part, runtime
 
 __all__ = ["attend", "graph_done", "report"]
@@ -73,14 +72,17 @@ def attend() -> None:
 
 def graph_done() -> None:
     """Report if the last report is older than `_INTERVAL`. Takes microseconds otherwise."""
+    last = runtime.part(_Reports).last  # before the clock is read: the first call sets it
     # A restored process may have an earlier clock.
-    if not 0 <= time.monotonic() - runtime.part(_Reports).last <= _INTERVAL:
+    if not 0 <= time.monotonic() - last <= _INTERVAL:
         report()
 
 
 def _end() -> None:
     """Sound the alarm if the cache was of no use, and report. Never raises."""
     try:
+        from fxpool.lowering.core import cache_alarm  # with the texts of all reasons, which a hit does not need
+
         cache_alarm.sound(_since(runtime.part(_Reports).inherited))
     except Exception:  # the interpreter may be ending
         log.debug("could not tell whether the cache was of use", exc_info=True)
