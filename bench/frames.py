@@ -30,7 +30,7 @@ from fxpool.bench.measurement.statistics import paired
 
 SIDES = ("frames", "fxpool", "eager", "none")
 #: What a served frame's time is spent on: functions of `fxpool.frames.serving`.
-PARTS = {"key": "key_of", "guards and load": "_find", "load": "_graph"}
+PARTS = {"key": "key_of", "guards and load": "_find", "load": "_callable"}
 
 
 class Work:

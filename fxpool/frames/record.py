@@ -15,15 +15,16 @@ import re
 import sys
 import types
 import weakref
-from collections.abc import Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from typing import Any, NamedTuple
 
 import msgspec
 
 from fxpool.frames import byte_code, code_locations
 from fxpool.frames.identity import Describer, NoDescriptionError, code_digest
+from fxpool.torch_compat.dynamo import frames
 from fxpool.torch_compat.frames import unguarded_facts
-from fxpool.torch_compat.frames.frame_conversion import Call
+from fxpool.torch_compat.frames.frame_conversion import Call, rest_function
 from fxpool.torch_compat.frames.guard_tree import Tree
 from fxpool.torch_compat.frames.guards import Built, Guards, GuardsDifferError, build, builtins_of
 
@@ -43,6 +44,8 @@ __all__ = [
     "has_attribute",
     "identity_of",
     "listed_names",
+    "name_rests_inside",
+    "names_of_module",
     "names_there",
     "origin",
     "origins",
@@ -89,13 +92,15 @@ class Record(msgspec.Struct, kw_only=True):
     the objects on their way have. Those of the tree's objects are among `texts`, by the numbers `tree_names`.
 
     `imports` are modules by the name that Dynamo gave them. `installed` are the other globals that it defined, by their
-    number: ``["graph", key, name, devices]`` is an entry of the cache, ``["rest", code]`` a function for the rest
-    after a graph break, ``["builtins"]``, ``["module", name]`` and ``["named", module, name]`` what they say. `traced`
-    is code that no description covers: (module, name, wrappers, digest). `scopes` are the modules of all traced code,
-    each with the names that it has of those `mentioned` in the code: a global that appears hides a builtin. `computed`
-    are names that code looks up and does not mention. `environment` is the digest of environment variables
-    (`environment`), and `devices` has the properties of CUDA devices, if the code mentions them. `virtual` are the
-    classes that are registered as subclasses of the abstract classes among the objects. `results` are those of
+    number: ``["graph", recipe]`` is a graph (`lowering.artifact.load.Recipe`), ``["rest", code, module]`` a function
+    for the rest after a graph break; ``["builtins"]``, ``["module", name]`` and ``["named", module, name]`` are what
+    they say.
+
+    `traced` is code that no description covers: (module, name, wrappers, digest). `scopes` are the modules of all
+    traced code, each with the names that it has of those `mentioned` in the code: a global that appears hides a
+    builtin. `computed` are names that code looks up and does not mention. `environment` is the digest of environment
+    variables (`environment`), and `devices` has the properties of CUDA devices, if the code mentions them. `virtual`
+    are the classes that are registered as subclasses of the abstract classes among the objects. `results` are those of
     functions that Dynamo calls while it traces: they are called again to compare.
 
     `answers` are (module, attribute, whether there is one) of modules that compute their attributes, and
@@ -167,6 +172,8 @@ def fit(record: Record, call: Call, new: Describer | None = None) -> Fitted:
             call.names,
             describer.identity,
             record.functions,
+            prefix,
+            "__fxpool_0_",
         )
         said = sorted(_OURS.sub(r"__fxpool_0_\2", line) for line in built.said)
         names = [
@@ -263,22 +270,45 @@ def identity_of(code: types.CodeType) -> str:
     return origins.get(code) or code_digest(code)
 
 
-def rests(record: Record, fitted: Fitted, call: Call) -> dict[str, types.FunctionType]:
-    """Return the functions for the rest after each graph break, by the names of this process."""
+def rests(record: Record, fitted: Fitted, call: Call) -> tuple[dict[str, Callable[..., Any]], list[types.CodeType]]:
+    """Return the functions for the rest after each graph break by their names in this process, and the code of all.
+
+    Raises UnfitError: a rest is of a function of another module, which this process does not have.
+    """
     begin = origin(record)
     ours = {f"__fxpool_0_{number}": f"{fitted.prefix}{number}" for number in record.installed}
-    found = {}
+    functions: dict[str, Callable[..., Any]] = {}
+    codes = frames.rests_inside(fitted.code)
     for number, row in record.installed.items():
         if row[0] == "rest":
             code = byte_code.renamed(byte_code.load(row[1]), ours)
             origins[code] = f"{begin}.{number}"
-            found[f"{fitted.prefix}{number}"] = types.FunctionType(code, call.names, code.co_name)
-    return found
+            codes.append(code)
+            functions[f"{fitted.prefix}{number}"] = rest_function(code, names_of_module(row[2], call))
+    name_rests_inside(fitted.code, begin)
+    return functions, codes
+
+
+def name_rests_inside(code: types.CodeType, begin: str) -> None:
+    """Name the rests after graph breaks that code has among its constants: those with variables of a closure."""
+    for number, inner in enumerate(frames.rests_inside(code)):
+        origins[inner] = f"{begin}.inner.{number}"
+
+
+def names_of_module(module: str, call: Call) -> dict[str, Any]:
+    """Return the namespace of a module, which may be that of a frame's. Raises UnfitError."""
+    if call.names.get("__name__") == module:
+        return call.names
+    if module not in sys.modules:
+        raise UnfitError(f"there is no module {module}")
+    return vars(sys.modules[module])
 
 
 def origin(record: Record) -> str:
-    """Return a digest of a record."""
-    return hashlib.blake2b(msgspec.msgpack.encode(record), digest_size=16).hexdigest()
+    """Return a digest of a record, whatever the recipes of its graphs: a rest is kept before they are compiled."""
+    installed = {number: row[:1] if row[0] == "graph" else row for number, row in record.installed.items()}
+    without = msgspec.structs.replace(record, installed=installed)
+    return hashlib.blake2b(msgspec.msgpack.encode(without), digest_size=16).hexdigest()
 
 
 def difference(then: Record, now: Record) -> str | None:

@@ -11,7 +11,7 @@ import functools
 import re
 import sys
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -32,6 +32,8 @@ from fxpool.frames.record import (
     fit,
     has_attribute,
     listed_names,
+    name_rests_inside,
+    names_of_module,
     names_there,
     origin,
     origins,
@@ -56,16 +58,16 @@ class RefusedError(Exception):
         super().__init__(detail)
 
 
-def make(call: Call, recorder: Recorder, entry_of: Callable[[Callable[..., Any]], Sequence[Any] | None]) -> Record:
+def make(call: Call, recorder: Recorder, recipe_of: Callable[[Callable[..., Any]], Any]) -> Record:
     """Return the record of a frame that Dynamo has just traced. Raises RefusedError.
 
-    `entry_of` returns key, name and CUDA devices of a graph's entry.
+    `recipe_of` returns a graph's recipe, which `Record.installed` has, or None.
     """
     if recorder.refusal or recorder.guards is None or recorder.code is None:
         raise RefusedError(*(recorder.refusal or ("no_code", "Dynamo made no code")))
     used = set(_names(recorder.code)) | recorder.globals()
     numbers = {name: number for number, name in enumerate(sorted(recorder.installed & used, key=_in_order))}
-    installed = {number: _installed(name, call, recorder, entry_of) for name, number in numbers.items()}
+    installed = {number: _installed(name, call, recorder, recipe_of) for name, number in numbers.items()}
     renamed = {name: f"__fxpool_0_{number}" for name, number in numbers.items()}
     for row in installed.values():
         if row[0] == "rest":
@@ -111,9 +113,11 @@ def make(call: Call, recorder: Recorder, entry_of: Callable[[Callable[..., Any]]
     if looked_up & unguarded_facts.OF_DEVICES:
         record.devices = unguarded_facts.devices()
     record.proof = prove(record, call, fitted)
+    begin = origin(record)
     for name, number in numbers.items():
         if name in recorder.resumed:
-            origins[recorder.resumed[name]] = f"{origin(record)}.{number}"
+            origins[recorder.resumed[name][0]] = f"{begin}.{number}"
+    name_rests_inside(recorder.code, begin)
     return record
 
 
@@ -131,18 +135,19 @@ def _describing() -> Iterator[None]:
         raise RefusedError("object", f"no other process can tell whether it has the same: {error}") from error
 
 
-def _installed(
-    name: str, call: Call, recorder: Recorder, entry_of: Callable[[Callable[..., Any]], Sequence[Any] | None]
-) -> list[Any]:
+def _installed(name: str, call: Call, recorder: Recorder, recipe_of: Callable[[Callable[..., Any]], Any]) -> list[Any]:
     if name in recorder.graphs:
-        entry = entry_of(recorder.graphs[name])
-        if entry is None:
+        recipe = recipe_of(recorder.graphs[name])
+        if recipe is None:
             raise RefusedError("graph", "a graph is not in the cache, or its callable does more than run the entry")
-        return ["graph", *entry]
+        return ["graph", recipe]
     if name in recorder.resumed:
-        if recorder.resumed[name].co_freevars:
-            raise RefusedError("closure", "the rest after a graph break has variables of a closure")
-        return ["rest", recorder.resumed[name]]
+        function = call.names.get(name)
+        code, module = recorder.resumed[name]
+        names = names_of_module(module, call)
+        if not code.co_freevars and getattr(function, "__globals__", None) is not names:
+            raise RefusedError("global", f"the rest after a graph break is in another namespace than {module}'s")
+        return ["rest", code, module]
     value = call.names.get(name)
     if value is builtins_of(call.names):
         return ["builtins"]

@@ -9,6 +9,7 @@ No error here breaks a compile: Dynamo traces the frame as it would without this
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import logging
 import random
@@ -17,6 +18,7 @@ import time
 import types
 import weakref
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 import msgspec
@@ -36,6 +38,7 @@ from fxpool.frames.record_making import RefusedError
 from fxpool.lowering.artifact import load, sharing, torch_artifacts
 from fxpool.lowering.artifact.entry_content import Content, content_of
 from fxpool.lowering.artifact.entry_parts import RESULT, parts_of_entry
+from fxpool.lowering.artifact.load import Recipe
 from fxpool.lowering.core import options as call_options
 from fxpool.lowering.core.attempt import Attempt
 from fxpool.lowering.request import capture
@@ -56,6 +59,8 @@ REFUSALS = (RefusedError, FxpoolError, UnprovenError, cacheable.Bypass)
 _MOST = 16
 # Those that are fetched from the remote cache for one frame, one after another.
 _MOST_REMOTE = 8
+# The kind of what stands for a recipe that comes later.
+_LATER = "later"
 # The part of the frames that could be served and are traced, and its source, which is not the program's.
 _DOUBTED = 1e-3
 _chance = random.SystemRandom()
@@ -96,24 +101,65 @@ def _around(call: frame_conversion.Call, trace: Callable[[Recorder | None], Any]
                 log.info("served %s in %.3f s", _name(call), time.perf_counter() - start)
                 return answer
     except Exception as error:
-        _not_kept(call, error)
+        _not_kept(_origin(call), error)
         return trace(None)
     recorder = Recorder()
     answer = trace(recorder)
     counters.count("frames", "traced")
     start = time.perf_counter()
+    recipes = _Recipes()
     try:
         with interruptions.held_back(), frozen_objects.frozen():
-            made = record_making.make(call, recorder, lambda function: getattr(function, "fxpool_entry", None))
+            made = record_making.make(call, recorder, recipes.of)
             if found is not None:
-                _doubted.update(recorder.resumed.values())
+                _doubted.update(recorder.rests())
                 _verify(found, made, call)
             else:
-                _keep(made, digest, attempt, call)
-                log.info("kept %s in %.3f s", _name(call), time.perf_counter() - start)
+                recipes.complete(made, functools.partial(_keep, digest=digest, attempt=attempt, origin=_origin(call)))
+                log.info("recorded %s in %.3f s", _name(call), time.perf_counter() - start)
     except Exception as error:
-        _not_kept(call, error)
+        _not_kept(_origin(call), error)
     return answer
+
+
+class _Recipes:
+    """The recipes of a frame's graphs. Those that are compiled in the background come later."""
+
+    def __init__(self) -> None:
+        self._later: list[Future[Recipe | None]] = []
+
+    def of(self, function: Callable[..., Any]) -> Recipe | None:
+        """Return the recipe of a graph's callable, what stands for one that comes later, or None."""
+        recipe: Any = getattr(function, "fxpool_recipe", None)
+        if isinstance(recipe, Future):
+            self._later.append(recipe)
+            return [_LATER, len(self._later) - 1]
+        return recipe
+
+    def complete(self, record: records.Record, keep: Callable[[records.Record | None], None]) -> None:
+        """Call `keep` once all recipes of a record are there: now, or in the thread that has the last one.
+
+        It gets None if one of the graphs has none.
+        """
+        waiting = iter(self._later)
+
+        def go_on(_: object) -> None:
+            if (following := next(waiting, None)) is not None:
+                following.add_done_callback(go_on)
+            else:
+                keep(self._completed(record))
+
+        go_on(None)
+
+    def _completed(self, record: records.Record) -> records.Record | None:
+        installed = {}
+        for number, row in record.installed.items():
+            if row[0] == "graph" and row[1][0] == _LATER:
+                row = ["graph", self._later[row[1][1]].result()]
+                if row[1] is None:
+                    return None
+            installed[number] = row
+        return msgspec.structs.replace(record, installed=installed)
 
 
 def _is_ours(backend: Any) -> bool:
@@ -135,7 +181,7 @@ def _is_on() -> bool:
         return False
 
 
-def _not_kept(call: frame_conversion.Call, error: Exception) -> None:
+def _not_kept(origin: Origin, error: Exception) -> None:
     """Count and log why a frame is not looked up, or not kept. Raises an exception of a signal handler as it was."""
     interruptions.pass_on(error)
     if isinstance(error, (RefusedError, cacheable.Bypass, CannotTravelError)):
@@ -148,8 +194,9 @@ def _not_kept(call: frame_conversion.Call, error: Exception) -> None:
     unexpected = reason.startswith("error:")
     log.log(
         logging.WARNING if unexpected else logging.INFO,
-        "the frame %s is not kept (%s): %s",
-        _name(call),
+        "the frame %s (%s) is not kept (%s): %s",
+        origin.name,
+        origin.location,
         reason,
         error,
         exc_info=error if unexpected else None,
@@ -181,10 +228,6 @@ def attempt_for(backend: Any) -> Attempt:
 def key_of(call: frame_conversion.Call, attempt: Attempt) -> str:
     """Return the digest of a frame's code and of all that does not depend on its objects. Raises one of `REFUSALS`."""
     options = attempt.options
-    if options.mode != "subprocess" or options.asynchronous or options.stages:
-        raise RefusedError("mode", "graphs that are compiled in the background or in stages have no one entry")
-    if options.regions == "on":
-        raise RefusedError("pieces", "graphs are cut into pieces")
     if call.collective:
         raise RefusedError("collectives", "ranks that trace would wait for one that does not")
     if not attempt.stores:
@@ -197,6 +240,8 @@ def key_of(call: frame_conversion.Call, attempt: Attempt) -> str:
         list(call.buckets),
         repr(getattr(call.backend, "dynamic", None)),
         repr(sorted(options.inductor.items())),
+        repr([sorted(stage.items()) for stage in options.stages]),
+        options.regions,
         sys.version,
         sys.flags.optimize,
         unguarded_facts.tracing_facts(),
@@ -270,7 +315,7 @@ def _match(entry: Entry, store: LocalStore, attempt: Attempt, call: frame_conver
         record = msgspec.msgpack.decode(data, type=records.Record)
         fitted = records.fit(record, call)
         graphs = {
-            f"{fitted.prefix}{number}": _graph(row[1], row[2], row[3], attempt)
+            f"{fitted.prefix}{number}": _callable(row[1], attempt)
             for number, row in record.installed.items()
             if row[0] == "graph"
         }
@@ -281,19 +326,26 @@ def _match(entry: Entry, store: LocalStore, attempt: Attempt, call: frame_conver
     return _Match(record, fitted, graphs, entry, store)
 
 
-def _graph(digest: str, name: str, indices: list[int], attempt: Attempt) -> Callable[..., Any]:
+def _callable(recipe: Recipe, attempt: Attempt, boxed: bool = False) -> Callable[..., Any]:
+    """Make the callable of a graph from its recipe. Raises UnfitError, and as `load.load_without_graph`."""
+    kind, *parts = recipe
+    if kind != load.ENTRY:
+        from fxpool.lowering.regions import recipes  # only for graphs in pieces
+
+        return recipes.compose_again(recipe, lambda one, boxed: _callable(one, attempt, boxed))
+    digest, name, indices = parts
     for store in attempt.stores:
         if (entry := store.entry(digest, name)) is not None:
-            return _loaded(entry, store, indices)
+            return _loaded(entry, store, indices, boxed)
     if (own := attempt.store) is not None:
         fetched = sharing.fetch_fitting([digest], lambda entry: entry.name == name, own, attempt.settings)
         if fetched is not None:
-            return _loaded(fetched, own, indices)
+            return _loaded(fetched, own, indices, boxed)
     raise records.UnfitError("a graph is no longer in the cache")
 
 
-def _loaded(entry: Entry, store: LocalStore, indices: list[int]) -> Callable[..., Any]:
-    function = load.load_without_graph(parts_of_entry(entry, store), indices)
+def _loaded(entry: Entry, store: LocalStore, indices: list[int], boxed: bool) -> Callable[..., Any]:
+    function = load.load_without_graph(parts_of_entry(entry, store), indices, boxed=boxed)
     _used(entry, store)
     return function
 
@@ -307,14 +359,24 @@ def _used(entry: Entry, store: LocalStore) -> None:
 
 def _handed_over(match: _Match, call: frame_conversion.Call) -> Any:
     record, fitted = match.record, match.fitted
-    rests = records.rests(record, fitted, call)
-    _rests.update((rest.__code__, compiler_examination.current()) for rest in rests.values())
+    rests, codes = records.rests(record, fitted, call)
+    _rests.update((code, compiler_examination.current()) for code in codes)
     defined = {**fitted.defined, **match.graphs, **rests}
     _used(match.entry, match.store)
     return frame_conversion.hand_over(call, fitted.code, fitted.built.manager, defined)
 
 
-def _keep(record: records.Record, digest: str, attempt: Attempt, call: frame_conversion.Call) -> None:
+def _keep(record: records.Record | None, *, digest: str, attempt: Attempt, origin: Origin) -> None:
+    """Write a record into the cache, whose recipes are complete; None: it has none of them."""
+    try:
+        if record is None:
+            raise RefusedError("graph", "a graph that was compiled in the background is not in the cache")
+        _publish(record, digest, attempt, origin)
+    except Exception as error:
+        _not_kept(origin, error)
+
+
+def _publish(record: records.Record, digest: str, attempt: Attempt, origin: Origin) -> None:
     store = attempt.store
     if store is None:
         raise RefusedError("no_cache", "there is no cache to write to")
@@ -328,17 +390,26 @@ def _keep(record: records.Record, digest: str, attempt: Attempt, call: frame_con
         guards=[["symbol", f"objects_{objects}"]],
         content=Content(level=FRAME),
         metadata=Metadata(
-            label=call.code.co_name,
+            label=origin.function,
             created=time.time(),
             torch_version=str(torch.__version__),
             extra=fact_text.summary(record),
-            origin=_origin(call),
+            origin=origin,
         ),
     )
     entry = store.publish(entry, {RESULT: content})
     counters.count("frames", "kept")
     torch_artifacts.record(entry, store)
     sharing.offer(entry, store, attempt.settings)
+
+
+def _with_recipes_of(then: records.Record, now: records.Record) -> records.Record:
+    """Return a record with another's recipes in place of those that come later."""
+    installed = {
+        number: then.installed.get(number, row) if row[0] == "graph" and row[1][0] == _LATER else row
+        for number, row in now.installed.items()
+    }
+    return msgspec.structs.replace(now, installed=installed)
 
 
 def _verify(match: _Match, record: records.Record, call: frame_conversion.Call) -> None:
@@ -348,7 +419,7 @@ def _verify(match: _Match, record: records.Record, call: frame_conversion.Call) 
     if (then.sizes, then.shapes) != (now.sizes, now.shapes):
         counters.count("frames", "other_sizes")
         return
-    difference = records.difference(match.record, record)
+    difference = records.difference(match.record, _with_recipes_of(match.record, record))
     if difference is None:
         counters.count("frames", "verified")
         return

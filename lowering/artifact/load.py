@@ -16,6 +16,12 @@ from fxpool.lowering.request.captured_graph import Captured
 from fxpool.torch_compat.dynamo import torch_counters, tracing
 from fxpool.torch_compat.inductor import aot, aot_graph, output_code
 
+#: Plain data that says how to make the callable of a graph without the graph: its kind, and what that needs. The
+#: callable has it as an attribute, `fxpool_recipe`.
+Recipe = list[Any]
+#: The kind of recipe of one entry: its key, its name, and the indices of CUDA devices.
+ENTRY = "entry"
+
 
 class GuardsDoNotHold(Exception):
     """The entry does not cover this call's sizes, or its guards cannot be replayed here."""
@@ -59,8 +65,8 @@ def load_aot(
         if not late:
             torch_counters.compiled()
         function = tracing.never_traced(call)
-        if not late and parts.entry is not None and _runs_the_entry_only(parts, captured):
-            function.fxpool_entry = (*parts.entry, list(captured.placement.indices))
+        if not late:
+            function.fxpool_recipe = recipe_of(parts, captured)
         return function
     return of_list if not (written or captured.lifted) else lambda inputs: call(*inputs)
 
@@ -77,12 +83,14 @@ def _loading(*more: type[Exception]) -> Iterator[None]:
         raise CorruptEntryError(f"the entry cannot be loaded: {type(error).__name__}: {error}") from error
 
 
-def _runs_the_entry_only(parts: Parts, captured: Captured) -> bool:
-    """Return whether the callable of an entry depends on no more of this call than its devices.
+def recipe_of(parts: Parts, captured: Captured) -> Recipe | None:
+    """Return how to make the callable of an entry again without its graph (`load_without_graph`).
 
-    It can be made again without a graph then.
+    None: it depends on more of this call than its devices.
     """
-    return parts.effects == Effects() and not (captured.lifted or captured.groups)
+    if parts.entry is None or parts.effects != Effects() or captured.lifted or captured.groups:
+        return None
+    return [ENTRY, *parts.entry, list(captured.placement.indices)]
 
 
 def _add_guards(parts: Parts, captured: Captured) -> bool:
@@ -152,8 +160,8 @@ def load_for_torch(parts: Parts, captured: Captured, arguments: dict[str, Any]) 
         return aot_graph.as_made_here(graph, arguments)
 
 
-def load_without_graph(parts: Parts, indices: Sequence[int]) -> Callable[..., Any]:
-    """Return the callable of an entry (`fxpool_entry`) for these CUDA devices. Errors as `load_aot`."""
+def load_without_graph(parts: Parts, indices: Sequence[int], *, boxed: bool = False) -> Callable[..., Any]:
+    """Return the callable of an entry for these CUDA devices. `boxed` and errors as in `load_aot`."""
     parts.indices = indices
     with _loading():
         result = aot.load_result(parts.result())
@@ -161,4 +169,4 @@ def load_without_graph(parts: Parts, indices: Sequence[int]) -> Callable[..., An
             output_code.put_into(graph, parts)
         with tracing.without_program():
             of_list = aot.wrap(result, (), None)
-    return tracing.never_traced(_unboxed(of_list, ()))
+    return of_list if boxed else tracing.never_traced(_unboxed(of_list, ()))

@@ -15,6 +15,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from fxpool import counters, forks, notices
@@ -135,7 +136,9 @@ def begin(
     if served is None:
         attempt.outcome = Outcome.ASYNC
     work.start(work.all_stages)
-    return tracing.never_traced(swap)
+    function = tracing.never_traced(swap)
+    function.fxpool_recipe = work.recipe
+    return function
 
 
 class _Work:
@@ -155,6 +158,7 @@ class _Work:
         self._stages = stages
         self._attempt = attempt
         self._pieces = pieces
+        self.recipe: Future[load.Recipe | None] = Future()
         self._sizes: set[tuple[Any, ...]] = set()
         self._lock = forks.lock(self, "_lock")
 
@@ -183,6 +187,8 @@ class _Work:
         position = 0
         while position < len(self._stages) and not self._swap.raises:
             position = self._next_from(position)
+        # A frame that is served has no background compile: only the last stage may be kept with it.
+        self.recipe.set_result(self._swap.recipe(self._stages[-1].number))
 
     def _next_from(self, position: int) -> int:
         """Use the best stage in the cache, or else compile that of `position`; return the position after it."""
@@ -246,7 +252,7 @@ class _Work:
             events.state(attempt.label, "loading", stage=stage.number)
             call = load.load_aot(parts, captured, self._gm.forward, late=True)
         places = shape_env.places(captured.fakes[len(captured.lifted) :])
-        return Version(call, parts.guards, places, stage.number)
+        return Version(call, parts.guards, places, stage.number, recipe=load.recipe_of(parts, captured))
 
     def _take(self, version: Version, stage: Stage, attempt: Attempt, timed: bool) -> None:
         if version.guards:

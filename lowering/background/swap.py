@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from fxpool import forks
-from fxpool.lowering.artifact import side_effects
+from fxpool.lowering.artifact import load, side_effects
 from fxpool.torch_compat.dynamo import shape_env, tracing
 
 __all__ = ["Swap", "Trial", "Version"]
@@ -32,13 +32,14 @@ _WARM_UP = 2
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Version:
-    """Compiled code, and the guards of the calls that it covers."""
+    """Compiled code, the guards of the calls that it covers, and its recipe (`artifact.load.Recipe`) if it has one."""
 
     call: Callable[..., Any]
     guards: Sequence[Any] = ()
     places: dict[str, shape_env.Location] = dataclasses.field(default_factory=dict)
     stage: int = 0
     seen: set[tuple[Any, ...]] = dataclasses.field(default_factory=set)
+    recipe: load.Recipe | None = None
 
     def fits(self, args: Sequence[Any]) -> bool:
         if not self.guards:
@@ -259,6 +260,10 @@ class Swap:
             self.error, self.raises = error, self.raises or raises
             if self.raises:
                 self.state = "failed"
+
+    def recipe(self, stage: int) -> load.Recipe | None:
+        """Return the recipe of the code of a stage; None if that is not in use for all sizes."""
+        return next((one.recipe for one in self._versions if one.stage == stage and not one.guards), None)
 
     def counts(self) -> dict[str, int]:
         with self._lock:

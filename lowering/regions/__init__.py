@@ -6,6 +6,7 @@
     plan            the tree of module calls that a graph was traced from, and the cuts that are worth making
     cut             chooses the cuts of a graph
     compose         composes the pieces' callables into one line of generated code
+    recipes         composes the callable of a graph again without the graph
     compile_pieces  compiles a graph to the composed callable, or gives the reason why it stays whole
 
 Imports `request`, `artifact`, `fallback` and `core`. A piece is a graph like any other: it has its own key, entry and

@@ -22,7 +22,7 @@ from fxpool.lowering.artifact.entry_parts import Parts
 from fxpool.lowering.compiling.graph_compile import GraphCompile, Pending
 from fxpool.lowering.core.attempt import Attempt, Outcome
 from fxpool.lowering.fallback import chain
-from fxpool.lowering.regions import compose, symbols
+from fxpool.lowering.regions import compose, recipes, symbols
 from fxpool.lowering.regions.cut import Cut
 from fxpool.lowering.regions.cut_points import TracedGraph, UncuttableError
 from fxpool.lowering.regions.pieces import Piece
@@ -139,13 +139,22 @@ class InPieces:
 
     def _composed(self) -> Callable[..., Any]:
         steps: list[compose.Step] = []
+        of_steps: list[tuple[load.Recipe | None, bool]] = []
         for number, (piece, name) in enumerate(zip(self._cut.pieces, self._cut.names, strict=True)):
             as_is = name not in self._jobs or number in self._not_shared
             made: Any = piece.gm.forward if as_is else self._jobs[name].call
-            steps.append(
-                (piece.interval, made.call, True) if isinstance(made, _Boxed) else (piece.interval, made, False)
-            )
-        return tracing.never_traced(compose.compose(self._graph, steps, self._attempt.label))
+            boxed = isinstance(made, _Boxed)
+            steps.append((piece.interval, made.call if boxed else made, boxed))
+            if as_is:
+                of_steps.append((recipes.of_views(piece) if name not in self._jobs else None, False))
+            else:
+                of_steps.append((made.recipe if boxed else getattr(made, "fxpool_recipe", None), boxed))
+        label = self._attempt.label
+        composed = tracing.never_traced(compose.compose(self._graph, steps, label))
+        if self._graph.graph_nodes.issuperset(self._graph.attributes):  # no constants
+            text = compose.source(self._graph, [step[0] for step in steps], [step[2] for step in steps])
+            composed.fxpool_recipe = recipes.of_pieces(text, of_steps)
+        return composed
 
 
 def _part(attempt: Attempt, number: int) -> Attempt:
@@ -168,9 +177,10 @@ def _refuse_whole() -> None:
 
 @dataclasses.dataclass(frozen=True)
 class _Boxed:
-    """A callable that takes its inputs in a list."""
+    """A callable that takes its inputs in a list, and its recipe."""
 
     call: Callable[[list[Any]], Any]
+    recipe: load.Recipe | None
 
 
 class _Loading:
@@ -217,7 +227,8 @@ class _Job:
 
     def _load(self, captured: Captured, parts: Parts, late: bool = False) -> _Boxed:
         with self.attempt.timed("load"):
-            return _Boxed(load.load_aot(parts, captured, self._piece.gm.forward, late=late, boxed=True))
+            call = load.load_aot(parts, captured, self._piece.gm.forward, late=late, boxed=True)
+        return _Boxed(call, load.recipe_of(parts, captured))
 
     def start(self, loading: _Loading, *, late: bool = False) -> Pending:
         """Start to compile the piece after a miss in `look_up`."""

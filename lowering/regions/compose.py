@@ -21,7 +21,7 @@ from torch.fx.node import map_aggregate
 
 from fxpool.lowering.regions.cut_points import Interval, TracedGraph, UncuttableError
 
-__all__ = ["Step", "compose", "source"]
+__all__ = ["Step", "compose", "run", "source"]
 
 #: A piece to run: its interval, its callable, and whether that takes its inputs in a list (or one by one).
 Step = tuple[Interval, Callable[..., Any], bool]
@@ -37,6 +37,11 @@ def compose(graph: TracedGraph, steps: Sequence[Step], label: str) -> Callable[.
     for number, node in enumerate(graph.attributes):
         if node not in graph.graph_nodes:
             space[f"c{number}"] = graph.attribute(node)
+    return run(text, label, space)
+
+
+def run(text: str, label: str, space: dict[str, Any]) -> Callable[..., Any]:
+    """Return the callable that `text` of `source` defines; `space` has the names that it uses."""
     name = f"<fxpool: pieces of {label}>"
     exec(compile(text, name, "exec"), space)
     linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-__all__ = ["Frame", "current_frame", "frame_of", "shown_inputs"]
+__all__ = ["Frame", "current_frame", "frame_of", "rests_inside", "shown_inputs"]
 
 # Dynamo's name for the rest of a function after a graph break.
 _RESUMED = re.compile(r"torch_dynamo_resume_in_(.+)_at_(\d+)")
@@ -77,6 +77,15 @@ def frame_of(code: types.CodeType, variables: dict[str, Any]) -> Frame:
     if resumed is not None:
         name, line = name[: resumed.start()] + resumed[1] + name[resumed.end() :], int(resumed[2])
     return Frame(model, name, _relative(code.co_filename), line, resumed is not None)
+
+
+def rests_inside(code: types.CodeType) -> list[types.CodeType]:
+    """Return the rests after graph breaks that code has among its constants, in their order."""
+    found: list[types.CodeType] = []
+    for value in code.co_consts:
+        if isinstance(value, types.CodeType):
+            found += [value] if _RESUMED.search(value.co_name) else rests_inside(value)
+    return found
 
 
 def _code_of(function: Any) -> types.CodeType | None:

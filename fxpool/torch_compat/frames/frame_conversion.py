@@ -19,7 +19,7 @@ from torch._dynamo.types import GuardedCode, wrap_guarded_code
 from fxpool import forks
 from fxpool.torch_compat.frames.recording import Recorder, recording
 
-__all__ = ["Call", "hand_over", "surround"]
+__all__ = ["Call", "hand_over", "rest_function", "surround"]
 
 Around = Callable[["Call", Callable[[Recorder | None], Any]], Any]
 
@@ -99,6 +99,21 @@ def _backend(compiler: Callable[..., Any]) -> tuple[Any, tuple[int, ...]]:
         return backend, ()
     inner = convert_frame.innermost_backend(splitting.backend_compile_fn)
     return inner, (splitting.first_bucket_cap, splitting.bucket_bytes_cap)
+
+
+def rest_function(code: types.CodeType, names: dict[str, Any]) -> Callable[..., Any]:
+    """Return what Dynamo's code calls for the rest after a graph break: a function, or for a closure one that makes it.
+
+    Torch 2.11 makes closures from a constant of its code.
+    """
+    if not code.co_freevars:
+        return types.FunctionType(code, names, code.co_name)
+
+    def make(cells: tuple[types.CellType, ...]) -> types.FunctionType:
+        return types.FunctionType(code, names, code.co_name, None, cells)
+
+    convert_frame.skip_code(make.__code__)  # Dynamo would trace it
+    return make
 
 
 def hand_over(call: Call, code: types.CodeType, manager: Any, defined: Mapping[str, Any]) -> Any:

@@ -96,19 +96,25 @@ class Guards(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, sources=sources, builtins=builtins)
 
 
+# The beginning of no name.
+_NO_NAME = "\0"
+
+
 @contextlib.contextmanager
-def remembering(functions: dict[str, str]) -> Iterator[None]:
+def remembering(functions: dict[str, str], prefix: str = _NO_NAME, plain: str = _NO_NAME) -> Iterator[None]:
     """Keep the text of each function that Dynamo writes for guards in this block, and take those that are there.
 
-    Writing one takes as long as all other guards of a deep model. Dynamo's lock must be held.
+    Names of globals that begin with `prefix` are of this process; they begin with `plain` in `functions`. Writing one
+    takes as long as all other guards of a deep model. Dynamo's lock must be held.
     """
     original = torchs.build_guard_function
 
     def write(parts: list[str], arguments: str) -> tuple[str, str]:
-        name = hashlib.blake2b(repr((parts, arguments)).encode(), digest_size=16).hexdigest()
+        facts = repr((parts, arguments)).replace(prefix, plain)
+        name = hashlib.blake2b(facts.encode(), digest_size=16).hexdigest()
         if name not in functions:
-            functions[name] = original(parts, arguments)[1]
-        return "", functions[name]  # callers use no more
+            functions[name] = original(parts, arguments)[1].replace(prefix, plain)
+        return "", functions[name].replace(plain, prefix)  # callers use no more
 
     with patched(torchs, "build_guard_function", write):
         yield
@@ -206,11 +212,13 @@ def build(
     names: dict[str, Any],
     describe: Describe,
     functions: dict[str, str],
+    prefix: str,
+    plain: str,
 ) -> Built:
     """Build a frame's guards on these locals and globals. They hold for the frame, if they say what they should.
 
     `names` may get the entry for Python's builtins that Dynamo's code reads. Raises GuardsDifferError: a source leads
-    nowhere, or a guard does not hold whatever it says. `functions` as in `remembering`.
+    nowhere, or a guard does not hold whatever it says. `functions`, `prefix` and `plain` as in `remembering`.
     """
     try:
         read = plain_sources.Reader(guards.sources).read
@@ -232,7 +240,7 @@ def build(
     # written out for nothing.
     torch._logging.trace_structured("fxpool_frame", lambda: {"name": code.co_name})
     try:
-        with _quiet(), remembering(functions):
+        with _quiet(), remembering(functions, prefix, plain):
             manager = Manager(tree, add, code, OutputGraphCommon(state), shape_code_parts=shapes)
         said = _said(manager, sorted(state._guards, key=torch._guards.Guard.sort_key), describe)
         said += _orders([*map(read, guards.key_order)], variables, names, describe)

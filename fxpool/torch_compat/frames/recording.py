@@ -19,6 +19,7 @@ from torch._dynamo import config, convert_frame
 from torch._dynamo import guards as torchs
 from torch._dynamo.variables import builtin, dicts, functions, misc, nn_module
 
+from fxpool.torch_compat.dynamo.frames import rests_inside
 from fxpool.torch_compat.frames.guard_calls import Listener
 from fxpool.torch_compat.frames.guards import Guards, NoGuardsError, read, remembering
 from fxpool.torch_compat.patching import patched
@@ -31,8 +32,8 @@ class Recorder:
 
     `code` is the frame's new byte code, None if Dynamo made none. `inlined` is the code of all functions that were
     traced; `imports` the module behind each name that Dynamo gave to one; `graphs` the callable in the place of each
-    graph; `resumed` the code of functions for the rest after a graph break; `installed` all names that Dynamo defined.
-    `before` are the names that the frame's module had before it was traced.
+    graph; `resumed` code and module of functions for the rest after a graph break; `installed` all names that Dynamo
+    defined. `before` are the names that the frame's module had before it was traced.
     `listener` has heard most of the guards, `guards` are the others, and
     `functions` those that Dynamo wrote for some of them (`guards.remembering`).
     `results` are (function, arguments, named ones, result) of calls that Dynamo made and takes for constants.
@@ -49,7 +50,7 @@ class Recorder:
         self.inlined: list[types.CodeType] = []
         self.imports: dict[str, str] = {}
         self.graphs: dict[str, Callable[..., Any]] = {}
-        self.resumed: dict[str, types.CodeType] = {}
+        self.resumed: dict[str, tuple[types.CodeType, str]] = {}
         self.installed: frozenset[str] = frozenset()
         self.before: frozenset[str] = frozenset()
         self.results: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], Any]] = []
@@ -74,6 +75,13 @@ class Recorder:
         found = self.guards.globals() if self.guards is not None else set()
         return found | (self.listener.globals() if self.listener is not None else set())
 
+    def rests(self) -> list[types.CodeType]:
+        """Return the code of all functions for the rest after a graph break."""
+        return [
+            *(code for code, _ in self.resumed.values()),
+            *(rests_inside(self.code) if self.code is not None else ()),
+        ]
+
     # ------------------------------------------------------------ called by Dynamo
 
     @contextlib.contextmanager
@@ -95,10 +103,8 @@ class Recorder:
         self.graphs[name] = function
 
     def add_resume_function(self, code: types.CodeType, module: str, name: str | None) -> None:
-        if name is None:
-            self.refusal = ("closure", f"the rest of {code.co_name} has no name")
-        else:
-            self.resumed[name] = code
+        if name is not None:  # one with variables of a closure is among the constants of `code`
+            self.resumed[name] = (code, module)
 
     def bypass_current_entry(self) -> None:
         self.refusal = self.refusal or ("torch", "torch's own packages keep no such frame either")

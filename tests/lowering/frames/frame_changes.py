@@ -60,13 +60,13 @@ class Shelf:
                 continue
             graphs = {
                 f"{fitted.prefix}{number}": torch._dynamo.disable(
-                    pickle.loads((self._folder / row[1]).read_bytes()).forward
+                    pickle.loads((self._folder / row[1][0]).read_bytes()).forward
                 )
                 for number, row in kept.installed.items()
                 if row[0] == "graph"
             }
             self.said.append("served")
-            defined = {**fitted.defined, **graphs, **record.rests(kept, fitted, call)}
+            defined = {**fitted.defined, **graphs, **record.rests(kept, fitted, call)[0]}
             return frame_conversion.hand_over(call, fitted.code, fitted.built.manager, defined)
         if not self._tracing:
             self.missed += 1
@@ -78,14 +78,14 @@ class Shelf:
         number = len([*self._folder.iterdir()])
         graphs_kept: list[str] = []
 
-        def entry_of(function: Any) -> tuple[str, str]:
+        def recipe_of(function: Any) -> list[str]:
             name = f"graph.{number}.{len(graphs_kept)}"
             (self._folder / name).write_bytes(pickle.dumps(function.__self__))
             graphs_kept.append(name)
-            return name, ""
+            return [name]
 
         try:
-            made = record_making.make(call, recorder, entry_of)
+            made = record_making.make(call, recorder, recipe_of)
         except record_making.RefusedError as error:
             self.said.append(f"not kept: {error}")
             return answer

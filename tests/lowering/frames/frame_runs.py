@@ -47,6 +47,23 @@ class Broken(Net):
         torch._dynamo.graph_break()
         return self.blocks[1](x) * 3
 
+class Closing(Net):
+    def __init__(self):
+        super().__init__()
+        def inner(x):
+            x = self.blocks[1](x)
+            torch._dynamo.graph_break()
+            return x * rate
+        rate = 3.0
+        self.inner = inner
+    def forward(self, x):
+        scale = x.shape[0]
+        x = self.blocks[0](x)
+        torch._dynamo.graph_break()
+        def outer(x):
+            return x * scale
+        return self.inner(outer(x))
+
 class Changing(torch.nn.Module):
     def __init__(self):
         super().__init__()
@@ -57,7 +74,7 @@ class Changing(torch.nn.Module):
         return self.layer(x) + self.seen
 
 torch.manual_seed(0)
-models = [{"net": Net, "broken": Broken, "changing": Changing}[MODEL]() for _ in range(2)]
+models = [{"net": Net, "broken": Broken, "closing": Closing, "changing": Changing}[MODEL]() for _ in range(2)]
 models[1].load_state_dict(models[0].state_dict())
 exec(CHANGE)
 compiled = torch.compile(models[0], backend=os.environ.get("BACKEND", "fxpool"))

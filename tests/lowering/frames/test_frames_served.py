@@ -169,14 +169,49 @@ def test_inputs_that_the_graph_changes(shared_pool: Path, cache: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    ("settings", "reason"),
+    ("mode", "first"),
     [
-        ({"TORCHINDUCTOR_FX_COMPILE_MODE": "async+subprocess"}, "refused:mode"),
-        ({"FXPOOL_REGIONS": "on"}, "refused:pieces"),
+        ("async+subprocess", {"traced": 1, "kept": 1}),
+        ("progressive+async+subprocess", {"traced": 1, "kept": 1}),
+        ("progressive+subprocess", {"traced": 1, "kept": 1}),
+        ("serialize", {"traced": 1, "refused:graph": 1}),  # its entry is written, and not loaded
+        ("normal", {"traced": 1, "refused:graph": 1}),
     ],
 )
-def test_what_is_refused_has_a_name(shared_pool: Path, cache: Path, settings: dict[str, Any], reason: str) -> None:
-    assert run("net", **settings)["frames"] == {reason: 1}
+def test_modes(shared_pool: Path, cache: Path, mode: str, first: dict[str, int]) -> None:
+    settings: dict[str, Any] = {"TORCHINDUCTOR_FX_COMPILE_MODE": mode}
+    wait = "import fxpool; fxpool.wait(300)"
+    assert run("net", end=wait, **settings)["frames"] == first
+    if "kept" not in first:
+        assert run("net", end=wait, **settings)["frames"] == {"traced": 1, "kept": 1}
+    again = run("net", **settings)
+    assert again["frames"] == {"served": 1} and (again["captured"], again["misses"]) == (0, 0)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("train", [False, True], ids=["inference", "training"])
+def test_pieces(shared_pool: Path, cache: Path, train: bool) -> None:
+    settings: dict[str, Any] = {"FXPOOL_REGIONS": "on"}
+    first = run("net", train=train, **settings)
+    assert first["frames"] == {"traced": 1, "kept": 1}
+    again = run("net", train=train, **settings)
+    assert again["frames"] == {"served": 1} and (again["captured"], again["lowered"], again["misses"]) == (0, 0, 0)
+    whole = run("net", train=train)
+    assert whole["frames"] == {"traced": 1, "kept": 1}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("train", [False, True], ids=["inference", "training"])
+def test_rests_with_variables_of_closures(shared_pool: Path, cache: Path, train: bool) -> None:
+    first = run("closing", train=train)
+    assert set(first["frames"]) == {"traced", "kept"} and first["frames"]["traced"] == first["frames"]["kept"] > 2
+    again = run("closing", train=train)
+    assert again["frames"] == {"served": first["frames"]["kept"]}
+    assert (again["captured"], again["lowered"], again["misses"]) == (0, 0, 0)
+    verified = run("closing", train=train, frames="verify")["frames"]
+    assert verified == {"traced": first["frames"]["kept"], "verified": first["frames"]["kept"]}
 
 
 @pytest.mark.slow
