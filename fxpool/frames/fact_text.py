@@ -38,12 +38,13 @@ def facts(record: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "attribute", f"{module}.{name}" if answer else f"no {module}.{name}"
     for module, name, digest in record.get("listed", ()):
         yield "names", f"{module}.{name}: {digest}" if module else f"{name}: {digest}"
+    for name, digest in record.get("operators", ()):
+        yield "operator", f"{name}: {digest}"
     for name, classes in sorted(record.get("virtual", {}).items()):
         yield "virtual subclasses", f"{name}: {' '.join(classes)}"
     for alias, module in sorted(record["imports"].items()):
         yield "import", f"{alias}: {module}"
-    if record["environment"] is not None:
-        yield "environment", record["environment"]
+    yield "environment", record["environment"]
     for text in record["devices"] or ():
         yield "device", text
     for _, row in sorted(record["installed"].items()):

@@ -13,9 +13,11 @@ from __future__ import annotations
 import _abc
 import abc
 import collections
+import contextlib
 import enum
 import functools
 import hashlib
+import os
 import sys
 import types
 from collections.abc import Iterable, Set
@@ -41,19 +43,33 @@ _IN_C = (
     types.MemberDescriptorType,
 )
 # Guards say all of these that counts.
-_SAID = (*_OF_TORCH, *_IN_C, types.CodeType, types.CellType)
+_SAID = (*_OF_TORCH, types.CodeType)
+# Classes in C whose objects say nothing by their text, or whose content guards have.
+_WITHOUT_TEXT = (
+    *_CONTAINERS,
+    tuple,
+    frozenset,
+    collections.deque,
+    types.ModuleType,
+    object,
+    property,
+    functools.partial,
+)
 _SIZED: tuple[Any, ...] = (dict, list, tuple, set, frozenset, collections.deque)
 # Attributes of classes that no traced code depends on, or that differ between processes.
 _PASSED_OVER = frozenset(
     (
-        "__abstractmethods__", "__annotate__", "__annotate_func__", "__annotations__", "__dict__", "__firstlineno__",
-        "__module__", "__orig_bases__", "__parameters__", "__slotnames__", "__static_attributes__",
-        "__weakref__", "_abc_impl",
+        "__annotate__", "__annotate_func__", "__annotations__", "__dict__", "__firstlineno__", "__module__",
+        "__orig_bases__", "__parameters__", "__slotnames__", "__static_attributes__", "__weakref__", "_abc_impl",
     )
 )  # fmt: skip
+# Attributes of classes that Python's own code reads, with all that they hold.
+_IN_FULL = frozenset(("_value2member_map_",))
 # Attributes that Python gives to a member of an enumeration.
 _OF_ENUMS = frozenset(("_value_", "_name_", "__objclass__", "_sort_order_"))
 _DEEPEST = 12
+# A class that is made by a class statement, and may be changed.
+_HEAP_TYPE = 1 << 9
 
 
 class NoDescriptionError(Exception):
@@ -154,16 +170,19 @@ class Describer:
             kinds = [] if _is_pythons(type(value)) else [self.identity(type(value))]
             kinds += [self.identity(vars(value)[name]) for name in sorted(names & untraced_code.ANSWERING)]
             return " ".join([*kinds, *sorted(names)])
-        if isinstance(value, (type, types.FunctionType)):
+        if isinstance(value, (type, types.FunctionType, *_IN_C)):
             return self.identity(value)
         if isinstance(value, types.MethodType):
             return self.identity(value.__func__)
+        if isinstance(value, types.CellType):
+            return str(self._cell(value))
         found = [self.identity(type(value))] if not _is_pythons(type(value)) else [type(value).__qualname__]
         if _is_empty(value):
             found.append("(empty)")  # Dynamo reads this of dictionaries of hooks, and makes no guard
         if isinstance(value, dict):  # Dynamo makes no guard on a key that it looked for in vain
             found.append(_keys(value, self._keys_of(value), looked_up))
         found += self._attribute_names(value)
+        found += _text_in_c(value)
         return " ".join(found)
 
     def _keys_of(self, value: dict[Any, Any]) -> Set[Any]:
@@ -172,12 +191,13 @@ class Describer:
 
     @staticmethod
     def _attribute_names(value: Any) -> list[str]:
+        slots = _slots_of(value)
         attributes = getattr(value, "__dict__", None)
         if not isinstance(attributes, dict):
-            return []
+            return slots
         if isinstance(value, unguarded_facts.OPERATORS):  # an operator has its overloads once they were looked up
             attributes = {name: of for name, of in attributes.items() if not isinstance(of, unguarded_facts.OPERATORS)}
-        found = sorted(unguarded_facts.stable_name(str(name)) for name in attributes)
+        found = slots + sorted(unguarded_facts.stable_name(str(name)) for name in attributes)
         if isinstance(value, torch.nn.Module):
             for table in unguarded_facts.MODULE_TABLES:
                 found += [table, *sorted(attributes.get(table) or ())]
@@ -199,15 +219,17 @@ class Describer:
         if isinstance(value, types.MethodType):
             return ("method", self.identity(value.__func__), self._value(value.__self__))
         if isinstance(value, _IN_C):
-            owner = getattr(value, "__objclass__", None) or type(getattr(value, "__self__", None))
-            return ("builtin", getattr(value, "__module__", None), value.__qualname__, owner.__qualname__)
+            bound = getattr(value, "__self__", None)
+            owner = getattr(value, "__objclass__", None) or type(bound)
+            of = self._value(bound) if type(bound) in _PLAIN else type(bound).__qualname__
+            return ("builtin", getattr(value, "__module__", None), value.__qualname__, owner.__qualname__, of)
         if isinstance(value, enum.Enum):
             attributes = sorted(
                 (name, self._content(one)) for name, one in vars(value).items() if name not in _OF_ENUMS
             )
             return ("member", self.identity(type(value)), value.name, self._content(value.value), attributes)
         if isinstance(value, unguarded_facts.OPERATORS):
-            return ("operator", str(value))
+            return ("operator", str(value), unguarded_facts.schemas_of(value))
         if isinstance(value, functools.partial):
             return ("partial", *map(self._value, (value.func, value.args, value.keywords)))
         if (wrapped := getattr(value, "__wrapped__", None)) is not None and _is_pythons(type(value)):
@@ -217,12 +239,6 @@ class Describer:
     def _function(self, function: types.FunctionType) -> tuple[Any, ...]:
         if unguarded_facts.CONSTANT_RESULT in function.__dict__ and not any(one is function for one in self._called):
             raise NoDescriptionError(f"the result of {_name(function)}, which Dynamo takes for a constant")
-        cells = []
-        for cell in function.__closure__ or ():
-            try:
-                cells.append(self._value(cell.cell_contents))
-            except ValueError:
-                cells.append("empty")
         defaults = (function.__defaults__ or (), sorted((function.__kwdefaults__ or {}).items()))
         annotations = function.__annotations__ if isinstance(function.__annotations__, dict) else {}
         return (
@@ -232,7 +248,10 @@ class Describer:
             function.__name__,
             self._value(function.__doc__),
             self._code(function.__code__),
-            tuple(cells),
+            tuple(map(self._cell, function.__closure__ or ())),
+            self._globals(function),
+            unguarded_facts.marks_of(function),
+            self._value(unguarded_facts.polyfill_of(function)),
             [self._content(value) for value in defaults[0]],
             [(name, self._content(value)) for name, value in defaults[1]],
             [(name, _annotation(value)) for name, value in annotations.items()],
@@ -243,17 +262,36 @@ class Describer:
             ],
         )
 
+    def _cell(self, cell: types.CellType) -> Any:
+        try:
+            return self._content(cell.cell_contents)
+        except ValueError:
+            return "empty"
+
+    def _globals(self, function: types.FunctionType) -> Any:
+        """Return whose namespace a function reads; what it reads there, if it is not a module's."""
+        names = function.__globals__
+        name = dict.get(names, "__name__")
+        module = sys.modules.get(name) if isinstance(name, str) else None
+        if module is not None and vars(module) is names:
+            return name
+        read = sorted(untraced_code.globals_of(function.__code__) & names.keys())
+        return (name, [(one, self._content(names[one])) for one in read])
+
     def _class(self, cls: type) -> tuple[Any, ...]:
         rows: list[Any] = []
         self.classes |= {_class_name(base) for base in cls.__mro__}
         for base in cls.__mro__:
             if _is_pythons(base):
-                rows.append((base.__module__, base.__qualname__))
+                rows.append((base.__module__, base.__qualname__, _code_in(base)))
                 continue
             own = sorted((name, value) for name, value in vars(base).items() if name not in _PASSED_OVER)
             # Some releases make no guards on containers that are attributes of a class.
-            texts = [(name, self._content(one) if name in self._looked_up else self._value(one)) for name, one in own]
+            full = self._looked_up | _IN_FULL
+            texts = [(name, self._content(one) if name in full else self._value(one)) for name, one in own]
             rows.append((base.__module__, base.__qualname__, base.__name__, texts))
+            for function in untraced_code.holding(base):
+                raise NoDescriptionError(f"{_name(cls)}, as {_name(function)} holds an object")
         for function in untraced_code.depending(cls):
             raise NoDescriptionError(f"{_name(cls)}, as tracing runs {_name(function)} without guards")
         if not _is_pythons(type(cls)):
@@ -308,6 +346,36 @@ class Describer:
         return digest
 
 
+def _code_in(cls: type) -> list[tuple[str, str]]:
+    """Return the digests of methods of a class, which a program may have replaced; none of one in C."""
+    if not cls.__flags__ & _HEAP_TYPE:
+        return []
+    methods = ((name, getattr(value, "__func__", value)) for name, value in sorted(vars(cls).items()))
+    return [(name, code_digest(one.__code__)) for name, one in methods if isinstance(one, types.FunctionType)]
+
+
+def _slots_of(value: Any) -> list[str]:
+    """Return the names of slots that an object has a value in, without running code of its class."""
+    found = []
+    for base in type(value).__mro__:
+        if base.__flags__ & _HEAP_TYPE and "__slots__" in vars(base):
+            for name, member in vars(base).items():
+                if isinstance(member, types.MemberDescriptorType):
+                    with contextlib.suppress(AttributeError):
+                        member.__get__(value)
+                        found.append(name)
+    return sorted(found)
+
+
+def _text_in_c(value: Any) -> list[str]:
+    """Return a digest of the text of an object of a class in C: Dynamo compares such objects without guards."""
+    base: Any = next(one for one in type(value).__mro__ if not one.__flags__ & _HEAP_TYPE)
+    if base in _WITHOUT_TEXT:
+        return []
+    text = base.__repr__(value) if base is not memoryview else repr(value.tobytes())
+    return [hashlib.blake2b(unguarded_facts.without_addresses(text).encode(), digest_size=8).hexdigest()]
+
+
 def _is_empty(value: Any) -> bool:
     """Return whether a value is an empty container, without running code of its class."""
     return any(isinstance(value, cls) and not cls.__len__(value) for cls in _SIZED)
@@ -320,15 +388,31 @@ def _keys(value: dict[Any, Any], keys: Set[Any], looked_up: frozenset[str]) -> s
     is_of_module = module is not None and getattr(module, "__dict__", None) is value
     if is_of_module or value is sys.modules:
         texts = [key for key in keys if isinstance(key, str) and key in looked_up]
+    elif value is vars(os.environ).get("_data"):
+        texts = []  # `record.environment` has those that are looked up, and Dynamo guards on a list of all
     else:
-        texts = [_key(key) for key in keys]
+        texts = [*map(_key, keys)]
     return hashlib.blake2b(repr(sorted(texts)).encode(), digest_size=8).hexdigest()
 
 
 def _key(key: Any) -> str:
+    """Return what stands for a key of a dictionary: its value, or the name of a class, function or module."""
     if type(key) is str:
         return unguarded_facts.stable_name(key)
-    return f"{type(key).__qualname__} {key!r}" if type(key) in _PLAIN else type(key).__qualname__
+    kind = type(key).__qualname__
+    if type(key) in _PLAIN or isinstance(key, _OF_TORCH):
+        return f"{kind} {key!r}"
+    if type(key) in (tuple, frozenset):
+        return f"{kind} {[*map(_key, key)] if type(key) is tuple else sorted(map(_key, key))}"
+    if isinstance(key, type):
+        return f"{kind} {_class_name(key)}"
+    if isinstance(key, types.FunctionType):
+        return f"{kind} {key.__module__} {key.__qualname__} {code_digest(key.__code__)}"
+    if isinstance(key, types.ModuleType):
+        return f"{kind} {key.__name__}"
+    if isinstance(key, enum.Enum):
+        return f"{kind} {key.name}"
+    return kind
 
 
 def _class_name(cls: Any) -> str:
@@ -360,7 +444,7 @@ def _annotation(value: Any) -> str:
 
 def _is_pythons(cls: type) -> bool:
     """Return whether a class is written in C, and so the same in each process with this Python and these libraries."""
-    return not cls.__flags__ & (1 << 9) or cls.__module__ in ("abc", "typing", "collections.abc", "enum")
+    return not cls.__flags__ & _HEAP_TYPE or cls.__module__ in ("abc", "typing", "collections.abc", "enum")
 
 
 def _name(value: Any) -> str:

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from fxpool.codecache.code import proof
 from fxpool.frames import byte_code, code_locations
 from fxpool.frames.identity import Describer, NoDescriptionError, code_digest
 from fxpool.torch_compat.dynamo import frames
@@ -27,6 +28,7 @@ from fxpool.torch_compat.frames import unguarded_facts
 from fxpool.torch_compat.frames.frame_conversion import Call, rest_function
 from fxpool.torch_compat.frames.guard_tree import Tree
 from fxpool.torch_compat.frames.guards import Built, Guards, GuardsDifferError, build, builtins_of
+from fxpool.torch_compat.operators import operators
 
 __all__ = [
     "Fitted",
@@ -47,6 +49,7 @@ __all__ = [
     "name_rests_inside",
     "names_of_module",
     "names_there",
+    "operator_digest",
     "origin",
     "origins",
     "plain_text",
@@ -105,6 +108,7 @@ class Record(msgspec.Struct, kw_only=True):
 
     `answers` are (module, attribute, whether there is one) of modules that compute their attributes, and
     `listed` are (module, class, digest of the names in it), or ("", module, digest), where code calls ``dir()``.
+    `operators` are the program's operators that ran on tensors without data, with digests of their code.
     `proof` is the number of facts that were changed in a copy, which then did not fit.
     """
 
@@ -122,12 +126,13 @@ class Record(msgspec.Struct, kw_only=True):
     installed: dict[int, list[Any]] = {}
     traced: list[tuple[str, str, int, str]] = []
     scopes: list[tuple[str, list[str]]] = []
-    environment: str | None = None
+    environment: str = ""
     devices: list[str] | None = None
     virtual: dict[str, list[str]] = {}
     results: list[Result] = []
     answers: list[tuple[str, str, bool]] = []
     listed: list[tuple[str, str, str]] = []
+    operators: list[tuple[str, str]] = []
     proof: int = 0
 
 
@@ -218,9 +223,12 @@ def check_process(record: Record, call: Call) -> None:
     for module_name, name, digest in record.listed:
         if listed_names(module_name, name) != digest:
             raise UnfitError(f"there are other names in {name}, which the code lists")
+    for name, digest in record.operators:
+        if operator_digest(name) != digest:
+            raise UnfitError(f"the operator {name} is another")
     mentioned = frozenset(record.mentioned)
     looked_up = mentioned | frozenset(record.computed)
-    if record.environment is not None and record.environment != environment(looked_up):
+    if record.environment and record.environment != environment(looked_up):
         raise UnfitError("the environment is another, which the code reads")
     if record.devices is not None and record.devices != unguarded_facts.devices():
         raise UnfitError("CUDA has other devices, which the code asks for")
@@ -323,6 +331,7 @@ def difference(then: Record, now: Record) -> str | None:
         "results",
         "answers",
         "listed",
+        "operators",
         "environment",
         "said",
         "names",
@@ -367,20 +376,32 @@ def listed_names(module: str, name: str) -> str:
     return hashlib.blake2b(repr(names).encode(), digest_size=8).hexdigest()
 
 
+def operator_digest(name: str) -> str:
+    """Return a digest of all code of an operator. Raises UnfitError: it is not defined here, or has no digest."""
+    try:
+        is_overload = name.count(".") == 1
+        operator: Any = operators.find_overload(name) if is_overload else operators.find_packet(name)
+        found = proof.Proof()
+        found.add(operator)
+        return found.digest()
+    except Exception as error:  # its code is outside the grammar
+        raise UnfitError(f"the operator {name}: {error}") from error
+
+
 def environment(looked_up: frozenset[str]) -> str:
     """Return the digest of the environment for code that looks up some names.
 
-    Dynamo guards on what code reads of ``os.environ``, but not on what it does not find there: names of variables
-    count, and the values of those that the code mentions, as a launcher gives each job another port. It reads
-    ``os.getenv`` without guards: for code that calls it all values count.
+    Dynamo guards on what code reads of ``os.environ``, but not on what it does not find there: the names count that are
+    looked up. For code that names the environment the values count, too.
     """
     variables = {os.fsdecode(name): value for name, value in os.environb.items()}
-    values = variables if looked_up & _UNGUARDED else {name: variables[name] for name in looked_up & variables.keys()}
-    return hashlib.blake2b(repr((sorted(variables), sorted(values.items()))).encode(), digest_size=16).hexdigest()
+    names = sorted(looked_up & variables.keys())
+    values = [variables[name] for name in names] if looked_up & _ENVIRONMENT else []
+    return hashlib.blake2b(repr((names, values)).encode(), digest_size=16).hexdigest()
 
 
-#: Functions that read environment variables without a guard.
-_UNGUARDED = frozenset(("getenv", "getenvb"))
+# Names under which code reads environment variables.
+_ENVIRONMENT = frozenset(("environ", "environb", "getenv", "getenvb"))
 
 
 def _value(row: list[Any], call: Call) -> list[Any]:

@@ -35,6 +35,7 @@ from fxpool.frames.record import (
     name_rests_inside,
     names_of_module,
     names_there,
+    operator_digest,
     origin,
     origins,
     plain_text,
@@ -43,11 +44,20 @@ from fxpool.torch_compat.frames import guard_tree, plain_sources, unguarded_fact
 from fxpool.torch_compat.frames.frame_conversion import Call
 from fxpool.torch_compat.frames.guards import builtins_of
 from fxpool.torch_compat.frames.recording import Recorder
+from fxpool.torch_compat.operators import code_owner, operators
 
 __all__ = ["RefusedError", "make", "prove"]
 
-#: Names under which code reads environment variables.
-_ENVIRONMENT = frozenset(("environ", "environb", "getenv", "getenvb"))
+# A higher-order operator that calls a function of the program.
+_OF_FUNCTIONS = "flat_apply"
+# Names under which code reads lines and files of code, which its digest leaves out, and hashes.
+_UNSTABLE = frozenset(
+    (
+        "__hash__", "co_filename", "co_firstlineno", "co_lines", "co_linetable", "co_lnotab", "co_positions",
+        "extract_stack", "extract_tb", "f_lineno", "format_tb", "getsource", "getsourcefile", "getsourcelines",
+        "tb_lineno",
+    )
+)  # fmt: skip
 
 
 class RefusedError(Exception):
@@ -73,6 +83,8 @@ def make(call: Call, recorder: Recorder, recipe_of: Callable[[Callable[..., Any]
         if row[0] == "rest":
             row[1] = _dumped(row[1], renamed)
     mentioned = names_of([call.code, *recorder.inlined])
+    if unstable := mentioned & _UNSTABLE:
+        raise RefusedError("object", f"the code reads {min(unstable)}, which differs between processes or with an edit")
     computed = (recorder.keys | {name for _, name in recorder.attributes}) - mentioned
     looked_up = mentioned | computed
     added = frozenset(call.names) - recorder.before
@@ -93,6 +105,7 @@ def make(call: Call, recorder: Recorder, recipe_of: Callable[[Callable[..., Any]
         results=_results(recorder),
         answers=_answers(recorder),
         listed=_listed(recorder),
+        operators=_operators(recorder),
     )
     with _describing():
         try:
@@ -108,8 +121,7 @@ def make(call: Call, recorder: Recorder, recipe_of: Callable[[Callable[..., Any]
     for name in code_locations.modules_of([call.code, *recorder.inlined]):
         is_own = getattr(sys.modules.get(name), "__dict__", None) is call.names
         record.scopes.append((name, names_there(name, mentioned - added if is_own else mentioned)))
-    if looked_up & _ENVIRONMENT:
-        record.environment = environment(looked_up)
+    record.environment = environment(looked_up)
     if looked_up & unguarded_facts.OF_DEVICES:
         record.devices = unguarded_facts.devices()
     record.proof = prove(record, call, fitted)
@@ -194,6 +206,26 @@ def _listed(recorder: Recorder) -> list[tuple[str, str, str]]:
     return found
 
 
+def _operators(recorder: Recorder) -> list[tuple[str, str]]:
+    """Return the program's operators that ran, with digests of all their code: sizes of results become constants."""
+    found = set()
+    for target in recorder.targets.values():
+        owner = getattr(target, "__self__", target)
+        owner = owner if isinstance(owner, (type, types.FunctionType)) else type(owner)
+        if not operators.is_higher_order(target) and not code_owner.is_own(owner):
+            raise RefusedError("object", f"what {operators.pretty_name(target)} calls, which runs in the graph")
+        if operators.is_higher_order(target):
+            if not operators.is_torchs_higher_order(target) or operators.higher_order_name(target) == _OF_FUNCTIONS:
+                raise RefusedError("object", f"the higher-order operator {operators.higher_order_name(target)}")
+        elif (operators.is_overload(target) or operators.is_packet(target)) and not operators.is_builtin(target):
+            name = operators.overload_name(target) if operators.is_overload(target) else operators.packet_name(target)
+            try:
+                found.add((name, operator_digest(name)))
+            except UnfitError as error:
+                raise RefusedError("object", str(error)) from error
+    return sorted(found)
+
+
 def _traced(call: Call, recorder: Recorder, described: set[str]) -> list[tuple[str, str, int, str]]:
     found, nameless = [], []
     covered = described | digests_of(call.code)
@@ -207,8 +239,8 @@ def _traced(call: Call, recorder: Recorder, described: set[str]) -> list[tuple[s
             continue
         found.append((*place, digest))
         covered |= digests_of(code)
-    for code in nameless:  # unless it is nested in code that has a name
-        if code_digest(code) not in covered:
+    for code in nameless:  # unless it is nested in code that has a name, or comes with torch or Python
+        if code_digest(code) not in covered and not code_owner.is_file_of_library(code.co_filename):
             where = f"{code.co_filename}:{code.co_firstlineno}"
             raise RefusedError("code", f"the code of {code.co_name} ({where}) has no name")
     return found
@@ -262,10 +294,11 @@ def _changes(record: Record, call: Call, fitted: Fitted) -> Iterator[tuple[str, 
         yield "a result", process(results=[msgspec.structs.replace(result, text=f"{result.text}'")]), result
     for module, name, answer in record.answers:
         yield "an answer", process(answers=[(module, name, not answer)]), name
+    for name, digest in record.operators:
+        yield "an operator", process(operators=[(name, f"{digest}'")]), name
     for module, name, digest in record.listed:
         yield "listed names", process(listed=[(module, name, f"{digest}'")]), name
-    if record.environment is not None:
-        yield "the environment", process(environment=f"{record.environment}'"), "environ"
+    yield "the environment", process(environment=f"{record.environment}'"), "environ"
     if record.devices is not None:
         yield "the devices", process(devices=[*record.devices, "'"]), "devices"
     for name in record.virtual:

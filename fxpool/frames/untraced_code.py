@@ -14,18 +14,47 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["ANSWERING", "depending", "is_answering"]
+import torch
+
+from fxpool.torch_compat.frames.unguarded_facts import is_folded
+
+__all__ = ["ANSWERING", "depending", "globals_of", "holding", "is_answering"]
 
 #: A module with one of these names may have attributes that are not in its namespace.
 ANSWERING = frozenset(("__getattr__",))
+_DATA = (
+    type(None),
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    tuple,
+    frozenset,
+    list,
+    dict,
+    set,
+    torch.dtype,
+    torch.device,
+)
 _LIBRARIES = frozenset((*sys.stdlib_module_names, "torch"))
-# Special methods of metaclasses that run when a class is made, that Dynamo traces, or whose answers are compared.
+# Special methods of metaclasses that run when a class is made, or that Dynamo traces.
 _SEEN = frozenset(
     (
         "__new__", "__init__", "__prepare__", "__init_subclass__", "__call__", "__setattr__", "__delattr__",
-        "__getattr__", "__dir__", "__repr__", "__str__", "__doc__",
+        "__getattr__", "__doc__",
     )
 )  # fmt: skip
+# Special methods that run when an object is made, or that Dynamo traces.
+_OF_OBJECTS = _SEEN | {
+    "__post_init__",
+    "__reduce__",
+    "__reduce_ex__",
+    "__getnewargs__",
+    "__set_name__",
+    "__class_getitem__",
+}
 
 
 def is_answering(module: types.ModuleType) -> bool:
@@ -38,11 +67,26 @@ def depending(cls: type) -> Iterator[types.FunctionType]:
     return (function for function, attributes in _run(cls) if not _is_simple(function, attributes=attributes))
 
 
+def holding(cls: type) -> Iterator[types.FunctionType]:
+    """Yield the special methods of a class that have an object in a closure: Dynamo makes no guard on it."""
+    for name, value in () if _is_librarys(cls) else vars(cls).items():
+        function = getattr(value, "__func__", value)
+        if name.startswith("__") and isinstance(function, types.FunctionType):
+            for cell in function.__closure__ or ():
+                try:
+                    content = cell.cell_contents
+                except ValueError:  # it is empty
+                    continue
+                if not isinstance(content, (type, types.FunctionType, types.ModuleType, *_DATA)):
+                    yield function
+
+
 def _run(cls: type) -> Iterator[tuple[types.FunctionType, bool]]:
     """Yield the program's functions that Dynamo runs, and does not trace, to do something with a class or its objects.
 
-    These are special methods of its metaclass, ``__subclasshook__``, a property ``__class__``, and properties of
-    enumerations; with each, whether it may read attributes.
+    These are special methods of its metaclass and of classes whose objects Dynamo takes for constants,
+    ``__subclasshook__``, a property ``__class__``, and properties of enumerations; with each, whether it may read
+    attributes.
     """
     metaclass: Any = type(cls)
     for base in metaclass.__mro__:
@@ -56,6 +100,14 @@ def _run(cls: type) -> Iterator[tuple[types.FunctionType, bool]]:
             for value in (getattr(hook, "__func__", hook), getattr(own_class, "fget", None)):
                 if isinstance(value, types.FunctionType) and not _is_librarys(value):
                     yield value, False
+    if is_folded(cls):
+        for base in cls.__mro__:
+            if not _is_librarys(base):
+                for name, value in vars(base).items():
+                    function = getattr(value, "__func__", value)
+                    is_run = name == "_missing_" or (name.startswith("__") and name not in _OF_OBJECTS)
+                    if is_run and isinstance(function, types.FunctionType) and not _is_librarys(function):
+                        yield function, issubclass(cls, enum.Enum)
     if issubclass(cls, enum.Enum):
         for value in vars(cls).values():
             getter = getattr(value, "fget", None)
@@ -71,13 +123,14 @@ def _is_simple(function: types.FunctionType, *, attributes: bool) -> bool:
     code = function.__code__
     if not {*code.co_freevars} <= {"__class__"}:
         return False
-    names = _globals_of(code) if attributes else {*code.co_names}
+    names = globals_of(code) if attributes else {*code.co_names}
     special = {name for name in names if name.startswith("__") and name.endswith("__")}
     return not any(name in function.__globals__ or not hasattr(builtins, name) for name in names - special)
 
 
 @functools.lru_cache(maxsize=4096)
-def _globals_of(code: types.CodeType) -> frozenset[str]:
+def globals_of(code: types.CodeType) -> frozenset[str]:
+    """Return the names of globals and builtins that code reads."""
     return frozenset(one.argval for one in dis.get_instructions(code) if one.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
 
 

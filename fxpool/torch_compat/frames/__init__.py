@@ -1,7 +1,8 @@
 """Dynamo's frames: what it makes of a function's byte code, written down and handed back to it.
 
 frame_conversion  the step from a frame to byte code with guards, with a function around it
-recording         collects what Dynamo makes of a frame, and what it reads without a guard
+recording         collects what Dynamo makes of a frame
+unguarded_reads   hears what Dynamo reads without a guard
 guards            a frame's guards as plain data, and built again on other objects
 guard_tree        most guards as the calls that make them, and these calls repeated
 guard_calls       hears those calls while Dynamo makes the guards

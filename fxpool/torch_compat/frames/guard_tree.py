@@ -11,8 +11,10 @@ dictionary that has not changed since its manager was made.
 from __future__ import annotations
 
 import functools
+import hashlib
 import itertools
 import operator
+import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -114,13 +116,38 @@ class Tree(msgspec.Struct):
         return {self.source(one) for one in numbers if not isinstance(values[one], torch.nn.Parameter)}
 
     def shared(self, values: Sequence[Any]) -> list[str]:
-        """Say which tensors are one tensor, or share memory. Dynamo makes no guard against that for parameters."""
+        """Say which objects are one, and which tensors share memory. Dynamo makes no guard against that for most."""
         found: dict[tuple[str, int], list[str]] = {}
         for number, value in enumerate(values):
             if isinstance(value, torch.Tensor):
                 for kind, address in (("one tensor", id(value)), ("one memory", _memory(value))):
                     found.setdefault((kind, address), []).append(self.source(number))
-        return sorted(f"{kind}: {', '.join(sorted(set(of)))}" for (kind, _), of in found.items() if len(set(of)) > 1)
+        tensors = [f"{kind}: {', '.join(sorted(set(of)))}" for (kind, _), of in found.items() if len(set(of)) > 1]
+        return [*sorted(tensors), f"objects that are the same: {self._partition(values)}"]
+
+    def _partition(self, values: Sequence[Any]) -> str:
+        """Return a digest of which managers' objects are one: Dynamo makes no guard on two that are not."""
+        names: list[tuple[str, Any]] = []
+        classes = {id(value) for value in values if isinstance(value, type)}
+        for number, value in enumerate(values):
+            if type(value) not in _WITHOUT_IDENTITY:
+                names.append((self.source(number), value))
+            if id(type(value)) in classes:
+                names.append((f"type({self.source(number)})", type(value)))
+            if isinstance(value, dict) and not all(type(key) is str for key in dict.keys(value)):
+                keys = enumerate(key for key in dict.keys(value) if type(key) not in _WITHOUT_IDENTITY)
+                names += [(f"key {at} of {self.source(number)}", key) for at, key in keys]
+        first: dict[int, str] = {}
+        pairs = [(name, first.setdefault(id(value), name)) for name, value in names]
+        same = sorted(pair for pair in pairs if pair[0] != pair[1])
+        return hashlib.blake2b(repr(same).encode(), digest_size=8).hexdigest()
+
+
+# Objects of these may be shared or not, by accident.
+_WITHOUT_IDENTITY = frozenset(
+    (type(None), bool, int, float, complex, str, bytes, tuple, frozenset, torch.Size, torch.dtype, torch.device,
+     types.MethodType, types.BuiltinFunctionType, types.MethodWrapperType, types.MappingProxyType)
+)  # fmt: skip
 
 
 def _memory(tensor: torch.Tensor) -> int:

@@ -6,22 +6,18 @@ Dynamo tells a ``CompilePackage`` these, if there is one. `Recorder` takes its p
 from __future__ import annotations
 
 import contextlib
-import enum
 import functools
-import importlib.metadata
-import importlib.util
 import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import torch
 from torch._dynamo import config, convert_frame
 from torch._dynamo import guards as torchs
-from torch._dynamo.variables import builtin, dicts, functions, misc, nn_module
 
 from fxpool.torch_compat.dynamo.frames import rests_inside
 from fxpool.torch_compat.frames.guard_calls import Listener
 from fxpool.torch_compat.frames.guards import Guards, NoGuardsError, read, remembering
+from fxpool.torch_compat.frames.unguarded_reads import heard
 from fxpool.torch_compat.patching import patched
 
 __all__ = ["Recorder", "recording"]
@@ -38,7 +34,8 @@ class Recorder:
     `functions` those that Dynamo wrote for some of them (`guards.remembering`).
     `results` are (function, arguments, named ones, result) of calls that Dynamo made and takes for constants.
     `attributes` are (module, name) of lookups of a module's attributes, and `keys` the texts that were looked up in
-    dictionaries: code may compute these names. `listed` are modules and classes whose names code listed with ``dir()``.
+    dictionaries or as attributes of tensors: code may compute these names. `listed` are modules and classes whose names
+    code listed with ``dir()``. `targets` are operators and functions that ran on tensors without data, by their ids.
     `refusal` says why the frame can't be kept, as a reason and a text.
     """
 
@@ -57,7 +54,12 @@ class Recorder:
         self.attributes: list[tuple[types.ModuleType, str]] = []
         self.keys: set[str] = set()
         self.listed: list[types.ModuleType | type] = []
+        self.targets: dict[int, Any] = {}
         self.refusal: tuple[str, str] | None = None
+
+    def refuse(self, reason: str, detail: str) -> None:
+        """Keep the first reason why the frame can't be kept."""
+        self.refusal = self.refusal or (reason, detail)
 
     def calling(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function that does the same, and remembers the result."""
@@ -107,7 +109,7 @@ class Recorder:
             self.resumed[name] = (code, module)
 
     def bypass_current_entry(self) -> None:
-        self.refusal = self.refusal or ("torch", "torch's own packages keep no such frame either")
+        self.refuse("torch", "torch's own packages keep no such frame either")
 
     bypass_current_compile = bypass_current_entry  # its name since 2.15
 
@@ -132,90 +134,8 @@ def recording(recorder: Recorder) -> Iterator[None]:
                 recorder.guards = read(self.shape_code_parts, builder, others, graph)
                 recorder.installed = frozenset(graph.installed_globals)
             except NoGuardsError as error:
-                recorder.refusal = recorder.refusal or ("guard", str(error))
+                recorder.refuse("guard", str(error))
             return b"read"
 
-    def call_for_constant(tx: Any, function: Callable[..., Any], *arguments: Any) -> Any:
-        return original(tx, recorder.calling(function), *arguments)
-
-    original = functions.invoke_and_store_as_constant
-    with (
-        patched(convert_frame, "CheckFunctionManager", Reading),
-        patched(functions, "invoke_and_store_as_constant", call_for_constant),
-        patched(nn_module, "invoke_and_store_as_constant", call_for_constant),
-        remembering(recorder.functions),
-        _lookups_heard(recorder),
-    ):
+    with patched(convert_frame, "CheckFunctionManager", Reading), remembering(recorder.functions), heard(recorder):
         yield
-
-
-# Methods that look up an attribute of a module; releases have some of them.
-_OF_MODULES = ("call_obj_hasattr", "var_getattr", "tp_getattro_impl")
-# Python's functions that Dynamo calls on a program's objects.
-_READERS = (dir, str, repr, format)
-# Functions whose results Dynamo takes for constants, though they depend on installed packages.
-_ABOUT_PACKAGES = (importlib.util.find_spec, importlib.metadata.version)
-
-
-@contextlib.contextmanager
-def _lookups_heard(recorder: Recorder) -> Iterator[None]:
-    """Tell a recorder what Dynamo reads in this block without a guard: names looked up in vain, names listed, texts."""
-
-    def of_module(original: Callable[..., Any]) -> Callable[..., Any]:
-        def look_up(variable: Any, tx: Any, name: str, *arguments: Any) -> Any:
-            recorder.attributes.append((variable.value, name))
-            return original(variable, tx, name, *arguments)
-
-        return look_up
-
-    def item(variable: Any, tx: Any, key: Any) -> Any:
-        if type(text := _value(key)) is str:
-            recorder.keys.add(text)
-        return get(variable, tx, key)
-
-    def call(variable: Any, tx: Any, arguments: Sequence[Any], named: Any) -> Any:
-        if arguments and any(variable.fn is one for one in _READERS):
-            value = _value(arguments[0])
-            if variable.fn is dir and isinstance(value, (types.ModuleType, type)):
-                recorder.listed.append(value)
-            elif variable.fn is not dir and _has_own_text(value):
-                name = type(value).__qualname__
-                recorder.refusal = ("object", f"the text of {name}, which Dynamo takes for a constant")
-        return call_builtin(variable, tx, arguments, named)
-
-    def skip(variable: Any, tx: Any, arguments: Sequence[Any], named: Any) -> Any:
-        answer = call_skipped(variable, tx, arguments, named)
-        if any(variable.value is one for one in _ABOUT_PACKAGES):
-            constants = tuple(argument.as_python_constant() for argument in arguments)
-            recorder.results.append((variable.value, constants, {}, variable.value(*constants)))
-        return answer
-
-    call_builtin = builtin.BuiltinVariable.call_function
-    call_skipped = functions.SkipFunctionVariable.call_function
-    get = dicts.ConstDictVariable.getitem_const_raise_exception_if_absent
-    with contextlib.ExitStack() as stack:
-        for name in _OF_MODULES:
-            if (original := getattr(misc.PythonModuleVariable, name, None)) is not None:
-                stack.enter_context(patched(misc.PythonModuleVariable, name, of_module(original)))
-        stack.enter_context(patched(dicts.ConstDictVariable, get.__name__, item))
-        stack.enter_context(patched(builtin.BuiltinVariable, call_builtin.__name__, call))
-        stack.enter_context(patched(functions.SkipFunctionVariable, call_skipped.__name__, skip))
-        yield
-
-
-def _value(variable: Any) -> Any:
-    """The object that a variable of Dynamo's stands for, if it has one."""
-    attributes = vars(variable.realize())
-    return attributes.get("value", attributes.get("fn"))
-
-
-def _has_own_text(value: Any) -> bool:
-    """Return whether Dynamo calls ``__repr__`` for an object, where it would trace a ``__str__``: without guards."""
-    if isinstance(value, types.FunctionType):
-        return True
-    cls: Any = type(value)
-    texts = (cls.__repr__, cls.__str__)
-    if isinstance(value, (type, enum.Enum)):
-        return any(isinstance(one, types.FunctionType) and one.__module__ != "enum" for one in texts)
-    is_code = isinstance(cls.__repr__, types.FunctionType) or cls.__repr__ is object.__repr__
-    return is_code and cls.__str__ is object.__str__ and not isinstance(value, torch.Tensor)

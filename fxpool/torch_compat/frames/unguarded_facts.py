@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import builtins
+import enum
 import functools
 import inspect
 import re
+import sys
 from typing import Any
 
 import torch
-from torch._dynamo import config
+from torch._dynamo import config, trace_rules
+from torch._dynamo.variables.functions import PolyfilledFunctionVariable
 
 __all__ = [
     "CONSTANT_RESULT", "MODULE_TABLES", "OF_DEVICES", "OPERATORS", "OPERATOR_NAMESPACE", "WRAPPER_ADDRESS", "devices",
-    "of_tensor", "stable_name", "tracing_facts", "without_addresses",
+    "is_folded", "marks_of", "of_tensor", "polyfill_of", "schemas_of", "stable_name", "tracing_facts",
+    "without_addresses",
 ]  # fmt: skip
 
 #: The types of operators, which their text names.
@@ -39,6 +44,10 @@ _UNGUARDED = (
     "output_nr",
     "retains_grad",
 )
+# Attributes that decide whether a tensor is taken for a parameter or a buffer.
+_MARKS = ("_is_buffer", "_is_param")
+# Dynamo's sets of functions that it treats in another way.
+_MARKED = ("_allowed_callable_ids", "_disallowed_callable_ids", "_leaf_function_ids", "_nonstrict_trace_callable_ids")
 _STORAGE = frozenset(("untyped_storage", "storage", "_typed_storage"))
 # Attributes under which Dynamo keeps what it decided about a tensor.
 _OF_DYNAMO = "_dynamo_"
@@ -52,14 +61,49 @@ def without_addresses(text: str) -> str:
 def of_tensor(tensor: torch.Tensor, looked_up: frozenset[str]) -> str:
     """Return what Dynamo makes no guard on: names of a tensor's attributes, and those of torch's that code looks up."""
     found = sorted(stable_name(name) for name in vars(tensor) if not name.startswith(_OF_DYNAMO))
+    found += [f"{name}={vars(tensor)[name]!r}" for name in _MARKS if name in vars(tensor)]
     for name in _UNGUARDED:
         if name in looked_up:
             value = getattr(tensor, name, None)
             text = repr(value) if isinstance(value, (bool, int, tuple, type(None))) else type(value).__name__
             found.append(f"{name}={text}")
+            if isinstance(value, torch.Tensor):
+                found.append(_of_base(value))
     if not looked_up.isdisjoint(_STORAGE) and tensor.layout == torch.strided:
         found.append(f"nbytes={tensor.untyped_storage().nbytes()}")
     return " ".join(found)
+
+
+def _of_base(tensor: torch.Tensor) -> str:
+    strides = tensor.stride() if tensor.layout == torch.strided else ()
+    return f"{tensor.dtype} {[*tensor.shape]} {[*strides]} {tensor.requires_grad} {tensor.is_leaf}"
+
+
+def marks_of(function: Any) -> list[str]:
+    """Return how Dynamo is told to treat a function, apart from its attributes."""
+    return [name for name in _MARKED if id(function) in getattr(trace_rules, name, ())]
+
+
+def polyfill_of(function: Any) -> Any | None:
+    """Return the program's function that Dynamo traces in place of a function."""
+    handler = PolyfilledFunctionVariable._get_polyfill_handlers().get(function)
+    return handler if handler is not None and not handler.__module__.startswith("torch.") else None
+
+
+def schemas_of(operator: Any) -> list[str]:
+    """Return the schemas of the overloads of an operator."""
+    if isinstance(operator, torch._ops.OpOverload):
+        return [str(operator._schema)]
+    if isinstance(operator, torch._ops.OpOverloadPacket):
+        return sorted(map(str, torch._C._jit_get_schemas_for_operator(operator._qualified_op_name)))
+    return []
+
+
+def is_folded(cls: type) -> bool:
+    """Return whether Dynamo takes objects of a class for constants, and runs its methods."""
+    return issubclass(
+        cls, (int, float, complex, str, bytes, tuple, enum.Enum)
+    ) or torch.utils._pytree.is_constant_class(cls)
 
 
 def stable_name(name: str) -> str:
@@ -70,7 +114,14 @@ def stable_name(name: str) -> str:
 def tracing_facts() -> list[Any]:
     """Return them as plain data."""
     device = torch.cuda.current_device() if torch.cuda.is_initialized() else 0
-    return [sorted(_answers()), device, sorted(_configuration())]
+    return [sorted(_answers()), device, sorted(_configuration()), _interpreter()]
+
+
+def _interpreter() -> list[str]:
+    """Answers of Python's that Dynamo takes for constants."""
+    importing = builtins.__import__
+    digits = getattr(sys, "get_int_max_str_digits", int)()
+    return [str(sys.getrecursionlimit()), str(digits), f"{importing.__module__}.{importing.__qualname__}"]
 
 
 def _answers() -> list[list[str]]:

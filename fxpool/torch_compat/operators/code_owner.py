@@ -160,6 +160,12 @@ def is_file_of_torch(path: str) -> bool:
     return path.startswith(_TORCH)
 
 
+def is_file_of_library(path: str) -> bool:
+    """Return whether a path, as in ``co_filename``, is of torch or of Python's library, which keys cover."""
+    in_library = path.startswith(_STDLIB) and not path.removeprefix(_STDLIB).startswith(_SITE)
+    return path.startswith("<frozen ") or is_file_of_torch(path) or in_library
+
+
 def _is_known_file(path: str, names: Mapping[str, Any]) -> bool:
     if path.startswith(ROOTS):
         return True

@@ -1,0 +1,324 @@
+"""Hears what Dynamo reads without a guard while it traces a frame: the recorder compares it, or refuses the frame.
+
+Dynamo takes for constants what it finds out by running code of Python's, torch's or the program's: an operator's sizes,
+the text of an object, a hash, the order of a set. And it leaves guards out where it takes an object for one that never
+changes: globals of Python's library, C functions, classes of tensors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import functools
+import importlib
+import importlib.metadata
+import importlib.util
+import sys
+import types
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._dynamo import guards as torchs
+from torch._dynamo import output_graph, symbolic_convert
+from torch._dynamo.variables import builder, builtin, constant, dicts, functions, misc, script_object, tensor
+
+from fxpool.torch_compat.operators import code_owner
+from fxpool.torch_compat.patching import patched
+
+if TYPE_CHECKING:
+    from fxpool.torch_compat.frames.recording import Recorder
+
+__all__ = ["heard"]
+
+_Patch = tuple[Any, str, Any]
+
+# Methods that look up an attribute; releases have some of them.
+_LOOKUPS = ("call_obj_hasattr", "var_getattr", "tp_getattro_impl")
+# Methods that read the elements of a set in their order; releases have some of them.
+_IN_ORDER = ("unpack_var_sequence", "tp_iter_impl", "repr_impl")
+# Python's functions that Dynamo calls on a program's objects.
+_TEXTS = (str, repr, format, ascii)
+# Functions whose results Dynamo takes for constants, though they depend on installed packages.
+_ABOUT_PACKAGES = (importlib.util.find_spec, importlib.metadata.version)
+# Objects in C that Dynamo takes for constants. A class has the same ones each time that they are looked up.
+_DESCRIPTORS = (
+    types.MethodDescriptorType,
+    types.WrapperDescriptorType,
+    types.GetSetDescriptorType,
+    types.MemberDescriptorType,
+)
+# Python's functions whose results do not depend on the order of a set.
+_WITHOUT_ORDER = (all, any, bool, frozenset, id, isinstance, issubclass, len, set, sorted, type)
+# Dynamo's classes for Python's functions end with this.
+_OF_BUILTINS = "BuiltinVariable"
+# Numbers that are their own hash.
+_NUMBERS = (int, float, bool)
+_ADDRESS = " at 0x"
+
+
+@contextlib.contextmanager
+def heard(recorder: Recorder) -> Iterator[None]:
+    """Tell a recorder what Dynamo reads in this block without a guard, and have it make some more guards.
+
+    Dynamo's lock must be held.
+    """
+    with contextlib.ExitStack() as stack:
+        for listen in (_skipped_guards, _lookups, _keys, _builtins, _calls, _constants, _operators, _sets, _opaque):
+            for owner, name, replacement in listen(recorder):
+                stack.enter_context(patched(owner, name, replacement))
+        yield
+
+
+def _skipped_guards(recorder: Recorder) -> Iterator[_Patch]:
+    """Guards on globals of Python's library, signatures and annotations; on functions in C and classes of tensors."""
+    for module in (symbolic_convert, functions, builder):
+        if hasattr(module, "SkipGuardSource"):
+            yield module, "SkipGuardSource", lambda base: base
+
+    def wrap(self: Any, value: Any) -> Any:
+        if _is_taken_for_constant(value) and self.source is not None:
+            self.install_guards(torchs.GuardBuilder.ID_MATCH)
+        elif isinstance(value, types.MethodWrapperType):
+            recorder.refuse("object", f"{value.__qualname__}, which is another object each time")
+        return original(self, value)
+
+    original = builder.VariableBuilder._wrap
+    yield builder.VariableBuilder, "_wrap", wrap
+
+
+def _is_taken_for_constant(value: Any) -> bool:
+    if isinstance(value, type):
+        return issubclass(value, torch.Tensor) and value is not torch.Tensor and not code_owner.is_own(value)
+    return type(value) in _DESCRIPTORS
+
+
+def _lookups(recorder: Recorder) -> Iterator[_Patch]:
+    """Names of attributes of modules and tensors, which code may compute."""
+
+    def of_module(original: Callable[..., Any]) -> Callable[..., Any]:
+        def look_up(variable: Any, tx: Any, name: str, *arguments: Any) -> Any:
+            recorder.attributes.append((variable.value, name))
+            return original(variable, tx, name, *arguments)
+
+        return look_up
+
+    def of_tensor(original: Callable[..., Any]) -> Callable[..., Any]:
+        def look_up(variable: Any, tx: Any, name: str, *arguments: Any) -> Any:
+            recorder.keys.add(name)
+            return original(variable, tx, name, *arguments)
+
+        return look_up
+
+    yield from _methods([misc.PythonModuleVariable], _LOOKUPS, of_module)
+    yield from _methods([tensor.TensorVariable], _LOOKUPS, of_tensor)
+
+
+def _methods(
+    classes: Iterable[Any], names: Iterable[str], around: Callable[[Callable[..., Any]], Callable[..., Any]]
+) -> Iterator[_Patch]:
+    """Yield replacements for methods that classes define themselves."""
+    for cls in classes:
+        for name in names:
+            if (original := vars(cls).get(name)) is not None:
+                yield cls, name, around(original)
+
+
+def _keys(recorder: Recorder) -> Iterator[_Patch]:
+    """Texts that are looked up in dictionaries, which may be in vain."""
+
+    def item(variable: Any, tx: Any, key: Any) -> Any:
+        text = _value(key)
+        if type(text) is str:
+            recorder.keys.add(text)
+        elif type(text) is bytes:
+            recorder.keys.add(text.decode(errors="surrogateescape"))  # an environment variable
+        return get(variable, tx, key)
+
+    get = dicts.ConstDictVariable.getitem_const_raise_exception_if_absent
+    yield dicts.ConstDictVariable, get.__name__, item
+
+
+def _builtins(recorder: Recorder) -> Iterator[_Patch]:
+    """Calls of Python's functions that Dynamo makes on a program's objects."""
+
+    def listening(original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(variable: Any, tx: Any, arguments: Sequence[Any], named: Any) -> Any:
+            function = getattr(variable, "fn", None)
+            if arguments:
+                _hear_builtin(recorder, function, [_value(one) for one in arguments[:2]])
+            if named or not any(function is one for one in _WITHOUT_ORDER):
+                for one in arguments:
+                    _refuse_order(recorder, one)
+            return original(variable, tx, arguments, named)
+
+        return call
+
+    classes = [one for one in vars(builtin).values() if isinstance(one, type) and one.__name__.endswith(_OF_BUILTINS)]
+    yield from _methods(dict.fromkeys(classes), ("call_function",), listening)
+
+
+def _hear_builtin(recorder: Recorder, function: Any, values: list[Any]) -> None:
+    value = values[0]
+    name = type(value).__qualname__
+    if function is dir:
+        if isinstance(value, (types.ModuleType, type)):
+            recorder.listed.append(value)
+        else:
+            recorder.refuse("object", f"the names of {name}")
+    elif function in (hash, id) and not (function is hash and type(value) in _NUMBERS):
+        recorder.refuse("object", f"{function.__name__}() of {name}, which is another number in each process")
+    elif any(function is one for one in _TEXTS) and _has_own_text(value):
+        recorder.refuse("object", f"the text of {name}, which Dynamo takes for a constant")
+    elif function in (isinstance, issubclass) and any(map(_is_protocol, _classes_in(values[-1]))):
+        recorder.refuse("object", "a protocol, which looks at attributes without guards")
+
+
+def _classes_in(value: Any) -> list[Any]:
+    return [one for part in value for one in _classes_in(part)] if isinstance(value, tuple) else [value]
+
+
+def _is_protocol(cls: Any) -> bool:
+    return isinstance(cls, type) and bool(getattr(cls, "_is_protocol", False))
+
+
+def _calls(recorder: Recorder) -> Iterator[_Patch]:
+    """Calls of functions that Dynamo does not trace, and whose results it takes for constants."""
+
+    def skip(variable: Any, tx: Any, arguments: Sequence[Any], named: Any) -> Any:
+        answer = call_skipped(variable, tx, arguments, named)
+        if any(variable.value is one for one in _ABOUT_PACKAGES):
+            constants = tuple(argument.as_python_constant() for argument in arguments)
+            recorder.results.append((variable.value, constants, {}, variable.value(*constants)))
+        elif any(map(_is_function, (*arguments, *named.values()))):
+            name = getattr(variable.value, "__qualname__", type(variable.value).__qualname__)
+            recorder.refuse("object", f"the result of {name}, which calls a function")
+        return answer
+
+    def call_for_constant(tx: Any, function: Callable[..., Any], *arguments: Any) -> Any:
+        return call_marked(tx, recorder.calling(function), *arguments)
+
+    call_skipped = functions.SkipFunctionVariable.call_function
+    call_marked = functions.invoke_and_store_as_constant
+    yield functions.SkipFunctionVariable, call_skipped.__name__, skip
+    for module in (functions, importlib.import_module("torch._dynamo.variables.nn_module")):
+        yield module, call_marked.__name__, call_for_constant
+
+
+def _is_function(variable: Any) -> bool:
+    kinds = (functions.BaseUserFunctionVariable, functions.FunctoolsPartialVariable)
+    return isinstance(_realized(variable), kinds)
+
+
+def _constants(recorder: Recorder) -> Iterator[_Patch]:
+    """Texts with addresses."""
+
+    def create(value: Any, **named: Any) -> Any:
+        if type(value) is str and _ADDRESS in value:
+            recorder.refuse("object", "a text with an address")
+        return original(value, **named)
+
+    original = constant.ConstantVariable.create
+    yield constant.ConstantVariable, "create", staticmethod(create)
+
+
+def _operators(recorder: Recorder) -> Iterator[_Patch]:
+    """Operators and functions that run on tensors without data: sizes of results become constants."""
+
+    def create(tracer: Any, kind: str, target: Any, *arguments: Any, **named: Any) -> Any:
+        if kind == "call_function":
+            recorder.targets[id(target)] = target
+        return original(tracer, kind, target, *arguments, **named)
+
+    original = output_graph.SubgraphTracer.create_proxy
+    yield output_graph.SubgraphTracer, original.__name__, create
+
+
+def _sets(recorder: Recorder) -> Iterator[_Patch]:
+    """The order of sets: texts have another hash in each process."""
+
+    def in_order(original: Callable[..., Any]) -> Callable[..., Any]:
+        def read(variable: Any, *arguments: Any, **named: Any) -> Any:
+            _refuse_order(recorder, variable)
+            return original(variable, *arguments, **named)
+
+        return read
+
+    def popping(original: Callable[..., Any]) -> Callable[..., Any]:
+        def method(variable: Any, tx: Any, name: str, *arguments: Any, **named: Any) -> Any:
+            if name == "pop":
+                _refuse_order(recorder, variable)
+            return original(variable, tx, name, *arguments, **named)
+
+        return method
+
+    classes = _unordered()
+    yield from _methods([*classes, constant.ConstantVariable], _IN_ORDER, in_order)
+    yield from _methods(classes, ("call_method",), popping)
+
+
+@functools.cache
+def _unordered() -> tuple[Any, ...]:
+    """Dynamo's classes for sets and frozen sets; in 2.11 they are in another module."""
+    module: Any = sys.modules.get("torch._dynamo.variables.sets", dicts)
+    names = ("BaseSetVariable", "SetVariable", "FrozensetVariable")
+    return tuple(cls for name in names if (cls := getattr(module, name, None)) is not None)
+
+
+def _refuse_order(recorder: Recorder, variable: Any) -> None:
+    variable = _realized(variable)
+    is_ordered = type(variable).__name__.startswith(("OrderedSet", "DictKey"))
+    if is_ordered or not isinstance(variable, (constant.ConstantVariable, *_unordered())):
+        return
+    attributes = _attributes(variable)
+    elements = attributes.get("items")  # of a literal, there is a value
+    elements = elements if isinstance(elements, dict) else attributes.get("value")
+    if isinstance(elements, (dict, set, frozenset)) and len(elements) > 1:
+        recorder.refuse("object", "the order of a set, which Dynamo takes for a constant")
+
+
+def _opaque(recorder: Recorder) -> Iterator[_Patch]:
+    """Code of the program's opaque objects, which Dynamo runs."""
+
+    def running(original: Callable[..., Any]) -> Callable[..., Any]:
+        def run(variable: Any, *arguments: Any, **named: Any) -> Any:
+            value = getattr(variable, "value", None)
+            cls = value if isinstance(value, type) else type(value)
+            if not code_owner.is_own(cls):
+                recorder.refuse("object", f"code of {cls.__qualname__}, an opaque type")
+            return original(variable, *arguments, **named)
+
+        return run
+
+    names = ("OpaqueObjectClassVariable", "TorchScriptObjectVariable")
+    classes = [cls for name in names if (cls := getattr(script_object, name, None)) is not None]
+    yield from _methods(classes, ("call_function", "call_method", "richcompare_impl"), running)
+
+
+def _realized(variable: Any) -> Any:
+    try:
+        return variable.realize()
+    except Exception:  # Dynamo meets it again where it needs the variable
+        return None
+
+
+def _attributes(variable: Any) -> dict[str, Any]:
+    return getattr(_realized(variable), "__dict__", {})
+
+
+def _value(variable: Any) -> Any:
+    """The object that a variable of Dynamo's stands for, if it has one."""
+    attributes = _attributes(variable)
+    return attributes.get("value", attributes.get("fn"))
+
+
+def _has_own_text(value: Any) -> bool:
+    """Return whether Dynamo calls ``__repr__`` for an object, where it would trace a ``__str__``: without guards."""
+    if isinstance(value, (types.FunctionType, types.CodeType)):
+        return True
+    cls: Any = type(value)
+    texts = (cls.__repr__, cls.__str__)
+    if isinstance(value, (type, enum.Enum)):
+        return any(isinstance(one, types.FunctionType) and one.__module__ != "enum" for one in texts)
+    is_code = isinstance(cls.__repr__, types.FunctionType) or cls.__repr__ is object.__repr__
+    return is_code and cls.__str__ is object.__str__ and not isinstance(value, torch.Tensor)
