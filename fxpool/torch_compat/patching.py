@@ -111,36 +111,45 @@ def clear_caches(name: str) -> None:
         function.cache_clear()
 
 
+# Calls that wait for the first import of a module, by its name.
+_waiting: dict[str, list[Callable[[types.ModuleType], None]]] = {}
+
+
 def when_imported(name: str, call: Callable[[types.ModuleType], None]) -> None:
     """Call `call` with a module as soon as it is imported: now, or when its first import is done."""
     module = sys.modules.get(name)
     if module is not None and not getattr(getattr(module, "__spec__", None), "_initializing", False):
         call(module)
     else:
-        sys.meta_path.insert(0, _Finder(name, call))
+        _waiting.setdefault(name, []).append(call)
+        if _FINDER not in sys.meta_path:
+            sys.meta_path.insert(0, _FINDER)
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds no modules itself, but wraps the loader of one module."""
+    """Finds no modules itself, but wraps the loaders of modules that are waited for.
 
-    def __init__(self, name: str, call: Callable[[types.ModuleType], None]) -> None:
-        self._name, self._call = name, call
+    It remains when no module is waited for: removing it would shift the list under a thread that imports at the same
+    time, which would then skip the next finder.
+    """
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if fullname != self._name:
+        if fullname not in _waiting:
             return None
-        sys.meta_path.remove(self)
         spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
         if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader, self._call)
+            spec.loader = _Loader(spec.loader)
         return spec
 
 
+_FINDER = _Finder()
+
+
 class _Loader(importlib.abc.Loader):
-    def __init__(self, loader: Any, call: Callable[[types.ModuleType], None]) -> None:
-        self._loader, self._call = loader, call
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType | None:
         made: types.ModuleType | None = self._loader.create_module(spec)
@@ -151,4 +160,5 @@ class _Loader(importlib.abc.Loader):
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader  # `inspect` reads the source through it
         module.__loader__ = self._loader
-        self._call(module)
+        for call in _waiting.pop(module.__name__, ()):
+            call(module)
