@@ -10,17 +10,25 @@ from __future__ import annotations
 import contextlib
 import os
 
-__all__ = ["on_torch_import"]
+__all__ = ["BACKEND", "on_torch_import"]
+
+#: The backend's entry point, by which torch finds it with TORCH_DEVICE_BACKEND_AUTOLOAD=0, too.
+BACKEND = "fxpool.lowering.entry_point:fxpool_backend"
 
 
 def on_torch_import() -> None:
-    """Register fxpool's cache artifacts with torch, and install fxpool in a program of ``fxpool run``. Never raises."""
+    """Register fxpool's backend and cache artifacts with torch, and install fxpool in a program of ``fxpool run``.
+
+    Never raises.
+    """
     with contextlib.suppress(Exception):
         try:
             from fxpool.child_python import PROGRAM_RUN  # as said above
             from fxpool.lowering import autoload  # as said above
+            from fxpool.torch_compat.dynamo import backend_table  # as said above
 
             autoload.register()
+            backend_table.announce("fxpool", BACKEND)
             if PROGRAM_RUN in os.environ:
                 from fxpool.lowering.inductor import program_run  # as said above
 

@@ -45,8 +45,11 @@ def begin_frames() -> None:
     with contextlib.suppress(FxpoolError):  # the graph reports it
         if config.current().keeps_frames:
             from fxpool.frames import serving  # not needed otherwise
+            from fxpool.torch_compat.dynamo import late_minifier  # as said above
 
             serving.begin()
+            if not torch_release.is_untested():
+                late_minifier.import_late("fxpool")
 
 
 def _tools_ahead(toolchain_dir: str | None) -> None:

@@ -47,8 +47,11 @@ def test_it_imports_small_modules_only() -> None:
             "fxpool.lowering",
             "fxpool.lowering.autoload",
             "fxpool.torch_compat",
+            "fxpool.torch_compat.dynamo",
+            "fxpool.torch_compat.dynamo.backend_table",
             "fxpool.torch_compat.inductor",
             "fxpool.torch_compat.inductor.cache_artifacts",
+            "fxpool.torch_compat.patching",
             "fxpool.torch_import",
         ]
     )
@@ -61,6 +64,46 @@ def test_a_variable_of_torch_switches_it_off() -> None:
 def test_torch_calls_it() -> None:
     (entry,) = importlib.metadata.entry_points(group="torch.backends", name="fxpool")
     assert entry.load() is torch_import.on_torch_import
+
+
+LOOKED_UP = """
+import sys, threading, torch, torch._dynamo
+def modules():
+    return [name for name in ("networkx", "torch._dynamo.backends.inductor") if name in sys.modules]
+found, several = [], [threading.Thread(target=lambda: found.append(torch._dynamo.lookup_backend("fxpool")))
+                      for _ in range(8)]
+for thread in several: thread.start()
+for thread in several: thread.join()
+print(modules(), len(found), {function.__qualname__ for function in found})
+try:
+    torch._dynamo.lookup_backend("no_such_backend")
+except torch._dynamo.exc.InvalidBackend as error:
+    print(type(error).__name__)
+print(torch._dynamo.list_backends(exclude_tags=()))
+torch._dynamo.reset()
+print(torch._dynamo.lookup_backend("fxpool") is found[0], torch._dynamo.lookup_backend("eager").__name__)
+"""
+
+
+def test_torch_finds_the_backend_without_importing_its_own() -> None:
+    """And with them, when somebody asks for others; with the same results as without the early entry."""
+    (entry,) = importlib.metadata.entry_points(group="torch_dynamo_backends", name="fxpool")
+    assert entry.value == torch_import.BACKEND
+    early, late = (
+        subprocess.run(
+            [sys.executable, "-c", LOOKED_UP],
+            env={**os.environ, "FXPOOL_POOL": "off", "TORCH_DEVICE_BACKEND_AUTOLOAD": autoload},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=True,
+        ).stdout.splitlines()
+        for autoload in "10"
+    )
+    assert early[0] == "[] 8 {'fxpool_backend'}"
+    assert late[0] == "['networkx', 'torch._dynamo.backends.inductor'] 8 {'fxpool_backend'}"
+    assert early[1:] == late[1:] and early[1] == "InvalidBackend" and "'fxpool'" in early[2]
+    assert early[3] == "True eager"
 
 
 def test_a_package_that_is_there_in_part_only(tmp_path: Path) -> None:

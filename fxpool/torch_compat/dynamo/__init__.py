@@ -12,5 +12,6 @@ compile_times     torch's record of a compile in a worker, merged into the clien
 log_state         artifacts of torch's logs, and structured traces, of a compile in a worker
 standalone        compiled graphs that outlive their process: without Dynamo, or in Dynamo's files
 frozen_objects    keeps the program's objects out of full garbage collections while Dynamo compiles
-backend_table     lets several threads register our backend at once
+backend_table     enters our backend before torch imports its own, and for several threads at once
+late_minifier     imports torch's minifier when a graph is compiled, instead of with `torch.compile`
 """

@@ -1,4 +1,8 @@
-"""Makes torch's table of backends safe for threads that look up an unknown backend at the same time.
+"""Torch's table of backends: enters ours early (`announce`), and safely for several threads (`admit`).
+
+Torch reads the entry points of other packages only after it has imported all of its own backends, and with them
+AOTAutograd, its partitioner and networkx: 0.1 s, of which a frame that is served without tracing needs nothing. An
+entry point that is in the table already is loaded as any other, without these imports.
 
 `lookup_backend` checks whether it has the name, loads the entry point, and registers the result under a name that must
 be new. Several threads can pass the check before one of them registers; all others then fail ("duplicate name"). An
@@ -8,14 +12,20 @@ the registering function has been called, but has not checked the table yet.
 
 from __future__ import annotations
 
+import functools
 import sys
+import types
 from collections import UserDict
 from collections.abc import Callable, ItemsView, KeysView, ValuesView
 from typing import Any
 
-__all__ = ["admit"]
+from fxpool.torch_compat.patching import when_imported
+
+__all__ = ["admit", "announce"]
 
 Backend = Callable[..., Any]
+
+_REGISTRY = "torch._dynamo.backends.registry"
 
 
 class _Table(UserDict[str, Backend]):
@@ -51,7 +61,28 @@ def admit(name: str, backend: Backend) -> None:
 
     No-op if Dynamo is not imported (there are no lookups) or has another backend of that name.
     """
-    registry = sys.modules.get("torch._dynamo.backends.registry")
+    registry = sys.modules.get(_REGISTRY)
     table = getattr(registry, "_COMPILER_FNS", None)
     if isinstance(table, dict) and table.setdefault(name, backend) is backend:
         registry._COMPILER_FNS = _Table(table, name, backend)  # type: ignore[union-attr]
+
+
+def announce(name: str, target: str) -> None:
+    """Enter the backend `target` (``module:attribute``) into torch's table as soon as torch imports the table.
+
+    Without effect under a torch that is not supported. Torch's own look at entry points finds the same later.
+    """
+    when_imported(_REGISTRY, functools.partial(_enter, name, target))
+
+
+def _enter(name: str, target: str, registry: types.ModuleType) -> None:
+    import importlib.metadata  # late: every program that imports torch imports this module
+
+    import torch
+
+    from fxpool.torch_compat import versions
+
+    table = getattr(registry, "_BACKENDS", None)
+    refusal = versions.refusal(torch.version.__version__, sys.version_info[:2], sys.platform)
+    if isinstance(table, dict) and refusal is None:
+        table.setdefault(name, importlib.metadata.EntryPoint(name, target, "torch_dynamo_backends"))
