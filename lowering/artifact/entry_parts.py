@@ -22,13 +22,13 @@ from fxpool.codecache.store.entry import Entry
 from fxpool.codecache.store.store import LocalStore
 from fxpool.errors import CorruptEntryError, StoreError
 from fxpool.lowering.artifact.entry_content import Choices, Decisions, Effects, content_of
-from fxpool.lowering.cpp.built_libraries import BuiltLibraries
 from fxpool.lowering.cpp.library import Library, LibraryFile
 from fxpool.lowering.request.compile_request import AOT, FX
 from fxpool.torch_compat.cuda.padding import PaddingQuestion
 from fxpool.torch_compat.dynamo.compile_times import CompileTimes
 
 if TYPE_CHECKING:
+    from fxpool.lowering.cpp.built_libraries import BuiltLibraries
     from fxpool.lowering.cuda.triton_library import TritonLibrary
 
 log = notices.logger(__name__)
@@ -142,7 +142,7 @@ class Parts:
     ) -> None:
         self._inline = inline
         self.entry = entry
-        self._built = BuiltLibraries(list(built))
+        self._built = list(built)
         self.result, self._library, self._triton = result, library, triton
         self.guards, self.effects, self.seconds = guards, effects, seconds
         self._loaded_triton: TritonLibrary | None = None
@@ -157,7 +157,9 @@ class Parts:
 
     def built(self) -> BuiltLibraries:
         """Return the libraries built from one source each, loaded on first access, with `Library.load`'s errors."""
-        return self._built
+        from fxpool.lowering.cpp.built_libraries import BuiltLibraries  # few graphs have any
+
+        return BuiltLibraries(self._built)
 
     def triton(self) -> TritonLibrary:
         """Return the library of Triton kernels, shared by all graphs of the entry. Raises CorruptEntryError."""
