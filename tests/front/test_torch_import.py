@@ -86,7 +86,7 @@ print(torch._dynamo.lookup_backend("fxpool") is found[0], torch._dynamo.lookup_b
 
 
 def test_torch_finds_the_backend_without_importing_its_own() -> None:
-    """And with them, when somebody asks for others; with the same results as without the early entry."""
+    """All else is as without the early entry: other names, the list, `reset`, several threads."""
     (entry,) = importlib.metadata.entry_points(group="torch_dynamo_backends", name="fxpool")
     assert entry.value == torch_import.BACKEND
     early, late = (

@@ -153,6 +153,7 @@ def test_an_attribute_that_is_looked_up_at_run_time_is_there(module: str, owner:
 
 # What torch calls that fxpool puts a function of its own in the place of: the first parameters, which both take.
 REPLACED = [
+    ("torch._dynamo.eval_frame", "get_compiler_fn", ["compiler_fn"]),
     ("torch._inductor.async_compile", "AsyncCompile.cpp_pybinding", ["self", "argtypes", "source_code"]),
     ("torch._inductor.async_compile", "AsyncCompile.wait", ["self", "scope"]),
     ("torch._inductor.async_compile", "AsyncCompile.triton", ["self", "kernel_name", "source_code", "device_str"]),

@@ -16,13 +16,10 @@ from typing import Any
 import torch
 from torch._dynamo import eval_frame
 
-from fxpool import forks
-
 __all__ = ["import_late"]
 
 _MINIFIER = "torch._dynamo.repro.after_dynamo"
 
-_lock = forks.lock(__name__, "_lock")
 _names: set[str] = set()
 
 
@@ -49,10 +46,9 @@ def import_late(name: str) -> None:
 
     Raises AttributeError, or another error, if this torch is built otherwise than the tested releases.
     """
-    with _lock:
-        if not _names:
-            eval_frame.get_compiler_fn = torch._dynamo.disable(_instead_of(eval_frame.get_compiler_fn))
-        _names.add(name)
+    if not _names:  # two threads may replace it twice, which changes nothing
+        eval_frame.get_compiler_fn = torch._dynamo.disable(_instead_of(eval_frame.get_compiler_fn))
+    _names.add(name)
 
 
 def _instead_of(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
