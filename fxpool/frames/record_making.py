@@ -48,8 +48,6 @@ from fxpool.torch_compat.operators import code_owner, operators
 
 __all__ = ["RefusedError", "make", "prove"]
 
-# A higher-order operator that calls a function of the program.
-_OF_FUNCTIONS = "flat_apply"
 # Names under which code reads lines and files of code, which its digest leaves out, and hashes.
 _UNSTABLE = frozenset(
     (
@@ -210,13 +208,11 @@ def _operators(recorder: Recorder) -> list[tuple[str, str]]:
     """Return the program's operators that ran, with digests of all their code: sizes of results become constants."""
     found = set()
     for target in recorder.targets.values():
-        owner = getattr(target, "__self__", target)
-        owner = owner if isinstance(owner, (type, types.FunctionType)) else type(owner)
-        if not operators.is_higher_order(target) and not code_owner.is_own(owner):
-            raise RefusedError("object", f"what {operators.pretty_name(target)} calls, which runs in the graph")
         if operators.is_higher_order(target):
-            if not operators.is_torchs_higher_order(target) or operators.higher_order_name(target) == _OF_FUNCTIONS:
+            if not operators.is_torchs_higher_order(target):
                 raise RefusedError("object", f"the higher-order operator {operators.higher_order_name(target)}")
+        elif not _is_torchs(target):
+            raise RefusedError("object", f"what {operators.pretty_name(target)} calls, which runs in the graph")
         elif (operators.is_overload(target) or operators.is_packet(target)) and not operators.is_builtin(target):
             name = operators.overload_name(target) if operators.is_overload(target) else operators.packet_name(target)
             try:
@@ -224,6 +220,20 @@ def _operators(recorder: Recorder) -> list[tuple[str, str]]:
             except UnfitError as error:
                 raise RefusedError("object", str(error)) from error
     return sorted(found)
+
+
+def _is_torchs(target: Any) -> bool:
+    """Return whether a function in a graph, and all that it has in its closure, comes with torch or Python."""
+    owner = getattr(target, "__self__", None)
+    if isinstance(owner, type) and not code_owner.is_own(owner):
+        return False  # a method of a class of the program
+    if not isinstance(target, types.FunctionType):
+        return operators.is_overload(target) or operators.is_packet(target) or code_owner.is_own(target)
+    inside = code_owner.cells_of(target)
+    return code_owner.is_own(target) and all(
+        type(value) in code_owner.DATA or (isinstance(value, (type, types.FunctionType)) and code_owner.is_own(value))
+        for value in inside
+    )
 
 
 def _traced(call: Call, recorder: Recorder, described: set[str]) -> list[tuple[str, str, int, str]]:

@@ -146,7 +146,7 @@ def _builtins(recorder: Recorder) -> Iterator[_Patch]:
         def call(variable: Any, tx: Any, arguments: Sequence[Any], named: Any) -> Any:
             function = getattr(variable, "fn", None)
             if arguments:
-                _hear_builtin(recorder, function, [_value(one) for one in arguments[:2]])
+                _hear_builtin(recorder, function, [_value(one) for one in arguments[:2]], tx)
             if named or not any(function is one for one in _WITHOUT_ORDER):
                 for one in arguments:
                     _refuse_order(recorder, one)
@@ -158,7 +158,7 @@ def _builtins(recorder: Recorder) -> Iterator[_Patch]:
     yield from _methods(dict.fromkeys(classes), ("call_function",), listening)
 
 
-def _hear_builtin(recorder: Recorder, function: Any, values: list[Any]) -> None:
+def _hear_builtin(recorder: Recorder, function: Any, values: list[Any], tx: Any) -> None:
     value = values[0]
     name = type(value).__qualname__
     if function is dir:
@@ -166,6 +166,8 @@ def _hear_builtin(recorder: Recorder, function: Any, values: list[Any]) -> None:
             recorder.listed.append(value)
         else:
             recorder.refuse("object", f"the names of {name}")
+    elif function is id and code_owner.is_file_of_library(tx.f_code.co_filename):
+        pass  # Python's library has ids as keys of what it has met
     elif function in (hash, id) and not (function is hash and type(value) in _NUMBERS):
         recorder.refuse("object", f"{function.__name__}() of {name}, which is another number in each process")
     elif any(function is one for one in _TEXTS) and _has_own_text(value):
