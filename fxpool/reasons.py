@@ -138,7 +138,6 @@ _STATE = {
         "a tool of torch's looks at lowered graphs (run_and_get_graph_lowering), so they are lowered in your process",
         _NONE,
     ),
-    "inference_mode": Reason("inference mode is on during the compile", "Use torch.no_grad around the first call."),
     "dispatch_keys": Reason("dispatch keys are included or excluded explicitly", "Compile outside that block."),
     "default_tensor_type": Reason("the default tensor type is that of a device", "Use torch.set_default_device."),
     "partition_wrapper": Reason("a wrapper for graph partitions is registered", _NONE),

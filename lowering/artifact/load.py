@@ -163,10 +163,9 @@ def load_for_torch(parts: Parts, captured: Captured, arguments: dict[str, Any]) 
 def load_without_graph(parts: Parts, indices: Sequence[int], *, boxed: bool = False) -> Callable[..., Any]:
     """Return the callable of an entry for these CUDA devices. `boxed` and errors as in `load_aot`."""
     parts.indices = indices
-    with _loading():
+    with _loading(), tracing.without_program():
         result = aot.load_result(parts.result())
         for graph in aot.graphs_of(result):
             output_code.put_into(graph, parts)
-        with tracing.without_program():
-            of_list = aot.wrap(result, (), None)
+        of_list = aot.wrap(result, (), None)
     return of_list if boxed else tracing.never_traced(_unboxed(of_list, ()))

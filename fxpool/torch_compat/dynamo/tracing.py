@@ -300,6 +300,8 @@ def control_flow_errors() -> tuple[type[BaseException], ...]:
 
 @contextlib.contextmanager
 def without_program() -> Iterator[None]:
-    """Enter an empty tracing context, for torch's code that asks for one."""
-    with _guards.tracing(TracingContext(FakeTensorMode(shape_env=ShapeEnv()))):
+    """Enter an empty tracing context, for torch's code that asks for one, without inference mode, as in a backend."""
+    from torch._dynamo.utils import maybe_disable_inference_mode
+
+    with maybe_disable_inference_mode(), _guards.tracing(TracingContext(FakeTensorMode(shape_env=ShapeEnv()))):
         yield

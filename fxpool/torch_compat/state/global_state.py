@@ -44,11 +44,22 @@ def entered(state: dict[str, Any], *, thread_only: bool = False) -> Iterator[Non
     """
     names = [name for name in TABLE if not thread_only or name in OF_A_THREAD]
     before = capture()
-    try:
-        _write(names, state)
+    with _inference_mode(state.get("inference", False)):  # it sets others of autograd's switches: before them
+        try:
+            _write(names, state)
+            yield
+        finally:
+            _write(names, before)
+
+
+@contextlib.contextmanager
+def _inference_mode(on: bool) -> Iterator[None]:
+    """Have inference mode on or off in a block. torch has no other setter for it."""
+    if torch.is_inference_mode_enabled() == on:
         yield
-    finally:
-        _write(names, before)
+        return
+    with torch.inference_mode(on):
+        yield
 
 
 def _write(names: list[str], state: dict[str, Any]) -> None:
@@ -165,6 +176,7 @@ def _of_autograd() -> Switches:
         ),
         # Floats that a pass asked Dynamo to specialize in an earlier trace: the pass does not ask twice.
         "specialized_floats": (_specialized_floats, _specialize_floats),
+        "inference": (torch.is_inference_mode_enabled, None),  # `entered` sets it
         "saved_tensor_hooks_disabled": (
             core._autograd._saved_tensors_hooks_get_disabled_error_message,
             _disable_saved_tensor_hooks,
@@ -399,7 +411,8 @@ TABLE: Switches = {
 
 #: Per-thread switches; all others belong to the process.
 OF_A_THREAD = frozenset(
-    ("default_device", "flush_denormal", "saved_tensor_hooks_disabled", "grad", "forward_grad", "multithreading",
-     "view_replay", "autocast_cache", "vmap_fallback", "inplace_requires_grad", "single_level_functions",
-     "fx_tracing", "torch_function", "reapply_views", *(f"autocast_{device}" for device in AUTOCAST_DEVICES))
+    ("default_device", "flush_denormal", "inference", "saved_tensor_hooks_disabled", "grad", "forward_grad",
+     "multithreading", "view_replay", "autocast_cache", "vmap_fallback", "inplace_requires_grad",
+     "single_level_functions", "fx_tracing", "torch_function", "reapply_views",
+     *(f"autocast_{device}" for device in AUTOCAST_DEVICES))
 )  # fmt: skip

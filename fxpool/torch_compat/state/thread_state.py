@@ -26,7 +26,9 @@ _EXPLAINED = _mask(
     "AutocastMPS", "AutocastCUDA", "AutocastPrivateUse1", "Python", "PythonTLSSnapshot", "PythonDispatcher",
     "FuncTorchDynamicLayerFrontMode", "FuncTorchDynamicLayerBackMode", "FuncTorchBatched", "Named",
 )  # fmt: skip
-_EVERYWHERE = _mask("BackendSelect", "ADInplaceOrView")
+# Keys that a thread includes and excludes, and those under inference mode, which is captured as a switch.
+_EVERYWHERE = _mask("BackendSelect", "ADInplaceOrView"), 0
+_IN_INFERENCE = _mask("BackendSelect"), _mask("AutogradFunctionality", "AutogradOther", "AutogradNestedTensor")
 # The bits of a set that say for which backends its keys are. A set without keys may have some: until 2.12, leaving
 # `_ExcludeDispatchKeyGuard` removes the key only.
 _BACKENDS = _mask("CPU", "CUDA", "XPU", "MPS", "HPU", "MTIA", "PrivateUse1") & _mask(
@@ -49,12 +51,11 @@ def tied_to_thread(*, before_autograd: bool = True) -> tuple[str, str] | None:
         return "functorch_level", "a transform of torch.func is being run"
     if core._len_torch_function_stack() and any(not _is_device(mode) for mode in _function_modes()):
         return "torch_function_mode", "a TorchFunctionMode is active"
-    if torch.is_inference_mode_enabled():
-        return "inference_mode", "inference mode is on while the graph is compiled"
     included = core._dispatch_tls_local_include_set().raw_repr() & ~(_EXPLAINED | _BACKENDS)
     excluded = core._dispatch_tls_local_exclude_set().raw_repr() & ~(_EXPLAINED | _BACKENDS)
-    if before_autograd and (included != _EVERYWHERE or excluded):
-        return "dispatch_keys", f"included {included ^ _EVERYWHERE:#x}, excluded {excluded:#x}"
+    usual = _IN_INFERENCE if torch.is_inference_mode_enabled() else _EVERYWHERE
+    if before_autograd and (included, excluded) != usual:
+        return "dispatch_keys", f"included {included ^ usual[0]:#x}, excluded {excluded ^ usual[1]:#x}"
     device = core._get_default_device()
     if device != "cpu":
         return "default_tensor_type", f"the default tensor type is one of {device}"

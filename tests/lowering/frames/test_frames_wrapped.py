@@ -12,6 +12,7 @@ import pytest
 import ranks
 from frame_programs import Kind
 from frame_runs import run
+from tiers import first_tier
 
 # ---------------------------------------------------------------- ranks
 
@@ -90,8 +91,6 @@ STATES = {
 }
 #: Equal to the frame of `forward`: a context that changes nothing, and a hook that is called around it.
 EQUAL = frozenset(("plain", "autocast, off", "hook of the model"))
-#: No worker compiles a whole graph under it, so that a frame has no entry to refer to.
-REFUSED = "inference mode"
 
 
 def _kind(first: str, second: str) -> Kind:
@@ -100,9 +99,7 @@ def _kind(first: str, second: str) -> Kind:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    "state", [name if name in ("autocast", "hook") else pytest.param(name, marks=pytest.mark.slow) for name in STATES]
-)
+@pytest.mark.parametrize("state", first_tier(STATES, "autocast", "hook", "inference mode"))
 def test_a_frame_is_served_under_its_own_state_only(state: str, cache: Path, tmp_path: Path) -> None:
     (tmp_path / "f" / "program").mkdir(parents=True)
     frame_changes.warm_up()
@@ -114,12 +111,10 @@ def test_a_frame_is_served_under_its_own_state_only(state: str, cache: Path, tmp
             return frame_changes.in_child(run_once, **options)
 
     first = outcome(state, changed=False, tracing=True)
-    assert first["outcome"] == ("refused" if state == REFUSED else "kept") and first["same"], first
+    assert first["outcome"] == "kept" and first["same"], first
     for other in STATES:
         report = outcome(other, changed=True, tracing=False)
-        if REFUSED in (state, other):
-            expected = {"refused" if other == REFUSED else "missed"}
-        elif state != other and {state, other} <= EQUAL:
+        if state != other and {state, other} <= EQUAL:
             expected = {"served", "partly", "missed"}
         else:
             expected = {"served" if state == other else "missed"}

@@ -226,9 +226,9 @@ def test_whatever_is_captured_can_be_entered_again() -> None:
 
 
 def test_states_that_are_set_once() -> None:
-    """Those that can't be set here are read from the record: another value is another key."""
+    """Those that can't be set here are read from the record: another value is another key. So is inference mode."""
     once = {name for name, (_, write) in global_state.TABLE.items() if write is None}
-    assert once == {"flash_implementation", "private_device", "process_group"}
+    assert once == {"flash_implementation", "inference", "private_device", "process_group"}
     in_a_backend(lambda now: _records_are_in_keys())
 
 

@@ -62,7 +62,6 @@ CIRCUMSTANCES: dict[str, tuple[str, Callable[[], AbstractContextManager[Any]]]] 
     "a mode of operators": ("dispatch_mode", Operators),
     "a mode of functions": ("torch_function_mode", Functions),
     "a level of vmap": ("functorch_level", vmapped),
-    "inference mode": ("inference_mode", torch.inference_mode),
     "no gradients by key": ("dispatch_keys", lambda: without_key("AutogradCPU")),
     "no views by key": ("dispatch_keys", lambda: without_key("ADInplaceOrView")),
     "a wrapper of partitions": ("partition_wrapper", wrapped_partitions),
@@ -83,6 +82,7 @@ def test_what_only_this_thread_has_is_refused(name: str) -> None:
     "circumstance",
     [
         torch.no_grad,
+        torch.inference_mode,
         lambda: torch.autocast("cpu"),
         lambda: torch.device("cpu"),
         lambda: torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x),

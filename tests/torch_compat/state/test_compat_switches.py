@@ -65,6 +65,26 @@ def test_a_change_is_captured_entered_and_left(name: str) -> None:
         assert global_state.capture() == changed
 
 
+def test_inference_mode_is_entered_and_left_with_the_switches_that_it_sets() -> None:
+    plain = global_state.capture()
+    with torch.inference_mode(), torch.autograd.set_multithreading_enabled(False):
+        inside = global_state.capture()
+        assert inside["inference"] and not inside["grad"]
+        with global_state.entered(plain):
+            assert global_state.capture() == plain
+            assert not torch.ones(1).is_inference() and torch.ones(1, requires_grad=True).mul(2).requires_grad
+        assert global_state.capture() == inside
+    assert global_state.capture() == plain
+    with global_state.entered(inside):
+        assert global_state.capture() == inside and torch.ones(1).is_inference()
+    with torch.inference_mode(), torch.enable_grad(), torch.autograd._force_original_view_tracking(True):
+        odd = global_state.capture()
+    assert odd["inference"] and odd["grad"] and odd["view_replay"]
+    with global_state.entered(odd, thread_only=True):
+        assert global_state.capture() == odd
+    assert global_state.capture() == plain
+
+
 def test_the_state_is_plain_data() -> None:
     state = global_state.capture()
     assert json.loads(json.dumps(state)) == state

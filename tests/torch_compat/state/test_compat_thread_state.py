@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -31,6 +32,12 @@ def reason() -> str | None:
     return tied[0] if tied is not None else None
 
 
+@contextlib.contextmanager
+def functionalizing_in_inference_mode() -> Iterator[None]:
+    with torch.inference_mode(), torch._C._IncludeDispatchKeyGuard(torch._C.DispatchKey.Functionalize):
+        yield
+
+
 def in_a_thread(work: Callable[[], Any]) -> Any:
     """Until 2.12, leaving a guard for dispatch keys does not restore all of a thread's state."""
     with ThreadPoolExecutor(1) as executor:
@@ -46,7 +53,9 @@ def test_an_ordinary_thread_is_tied_to_nothing() -> None:
     [
         (Dispatching, "dispatch_mode"),
         (Calling, "torch_function_mode"),
-        (torch.inference_mode, "inference_mode"),
+        (torch.inference_mode, None),
+        (lambda: torch.inference_mode(False), None),
+        (functionalizing_in_inference_mode, "dispatch_keys"),
         (lambda: torch.device("meta"), None),  # captured as a switch
         (lambda: torch.autocast("cpu"), None),
         (torch.no_grad, None),
