@@ -167,9 +167,6 @@ _STATE = {
         "Turn it on again.",
         "settings.md",
     ),
-    "autograd_function": Reason(
-        "the graph has a torch.autograd.Function, so AOTAutograd runs in your process", _NONE, "limits.md"
-    ),
     "higher_order_operator_of_autograd": Reason(
         "a higher-order operator does not outlast AOTAutograd, which runs in your process", _NONE, "limits.md"
     ),
@@ -286,7 +283,6 @@ _BYPASSES = {
             "fakify_first_call",
             "method_of_unknown",
             "autograd_cache_off",
-            "autograd_function",
             "higher_order_operator_of_autograd",
             "checkpoint_context_fn",
         )

@@ -29,8 +29,8 @@ class Bypass(Exception):
 
 #: Reasons that apply only to the graph from Dynamo: the graphs that AOTAutograd derives from it may still be cached.
 OF_DYNAMOS_GRAPH = frozenset(
-    ("autograd_cache_off", "autograd_function", "checkpoint_context_fn", "function",
-     "higher_order_operator_of_autograd", "method_of_unknown")
+    ("autograd_cache_off", "checkpoint_context_fn", "function", "higher_order_operator_of_autograd",
+     "method_of_unknown")
 )  # fmt: skip
 
 #: Reasons for a bypass that the user chose.
@@ -104,10 +104,8 @@ def _refusal(target: Any) -> str | None:
     if operators.is_overload(target) or operators.is_packet(target):
         return None  # a program's own operators are hashed by content: see program_code
     if operators.is_higher_order(target):
-        if operators.higher_order_cacheable(target):
+        if operators.higher_order_cacheable(target) or operators.is_autograd_function(target):
             return None
-        if operators.is_autograd_function(target):
-            return "autograd_function"
         ends = operators.ends_with_autograd(target)
         return "higher_order_operator_of_autograd" if ends else "higher_order_operator"
     wrapped = operators.numpy_wrapper(target)

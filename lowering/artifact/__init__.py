@@ -10,6 +10,7 @@
     miss_records          the last misses of the process, for ``fxpool.explain``
     torch_cache_clearing  removes entries when a program clears torch's caches
     load                  builds the callable, under the state and for the inputs of this call
+    eager_graph           an entry's graph, run uncompiled where Dynamo makes none
     recompute_outcome     compares a cached graph with its second compile
     portable_graph        graphs that carry their own parts, for Dynamo's files
 

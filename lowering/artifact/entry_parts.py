@@ -8,6 +8,7 @@ the loader.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import os
 import tempfile
@@ -37,6 +38,8 @@ LIBRARY = "kernels"
 TRITON = "triton"
 #: The `CompileRequest`, if the setting `keep_requests` is on; not used for loading.
 REQUEST = "request"
+#: The graph as Dynamo made it (`eager_graph`), of code that writes to its inputs.
+GRAPH = "graph"
 #: Prefix, followed by a number from 0.
 BUILT = "built."
 #: `Artifact.unkept` where C++ was compiled by another compiler than the key says
@@ -125,7 +128,7 @@ class Parts:
     `library` is None for a graph without C++ kernels, `triton` for a graph without linked Triton kernels; `built` are
     digests and files of libraries built from one source each. The loading code sets `indices`, the CUDA devices that
     the graph runs on, and `groups`, the names of its process groups. `entry` is the key and name of the entry, if the
-    parts are stored.
+    parts are stored, and `graph` reads the graph as Dynamo made it, if the entry has it.
     """
 
     def __init__(
@@ -142,6 +145,7 @@ class Parts:
     ) -> None:
         self._inline = inline
         self.entry = entry
+        self.graph: Callable[[], bytes] | None = None
         self._built = list(built)
         self.result, self._library, self._triton = result, library, triton
         self.guards, self.effects, self.seconds = guards, effects, seconds
@@ -229,7 +233,7 @@ def parts_of_entry(entry: Entry, store: LocalStore) -> Parts:
     built: list[BlobRef] = []
     while (blob := entry.blobs.get(f"{BUILT}{len(built)}")) is not None:
         built.append(blob)
-    return Parts(
+    parts = Parts(
         result,
         library,
         triton if TRITON in entry.blobs else None,
@@ -240,6 +244,9 @@ def parts_of_entry(entry: Entry, store: LocalStore) -> Parts:
         inline,
         (entry.key, entry.name),
     )
+    if GRAPH in entry.blobs:
+        parts.graph = functools.partial(read, GRAPH)
+    return parts
 
 
 def _triton_library(data: bytes, choices: Choices, keep: Callable[[Choices], None]) -> TritonLibrary:

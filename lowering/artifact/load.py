@@ -8,7 +8,7 @@ from typing import Any
 
 from fxpool import counters
 from fxpool.errors import CannotReturnError, CorruptEntryError
-from fxpool.lowering.artifact import portable_graph, side_effects
+from fxpool.lowering.artifact import eager_graph, portable_graph, side_effects
 from fxpool.lowering.artifact.entry_content import Effects
 from fxpool.lowering.artifact.entry_parts import Parts
 from fxpool.lowering.request import overlapping_inputs
@@ -88,9 +88,17 @@ def recipe_of(parts: Parts, captured: Captured) -> Recipe | None:
 
     None: it depends on more of this call than its devices.
     """
-    if parts.entry is None or parts.effects != Effects() or captured.lifted or captured.groups:
+    effects = parts.effects
+    is_alone = effects == Effects(mutated_inputs=effects.mutated_inputs) and not (captured.lifted or captured.groups)
+    if parts.entry is None or not is_alone:
         return None
-    return [ENTRY, *parts.entry, list(captured.placement.indices)]
+    indices = list(captured.placement.indices)
+    if effects.mutated_inputs:
+        # The graph that the entry has numbers its devices.
+        is_numbered = indices == [*range(len(indices))]
+        if parts.graph is None or not is_numbered or _expected(captured, effects.mutated_inputs):
+            return None
+    return [ENTRY, *parts.entry, indices]
 
 
 def _add_guards(parts: Parts, captured: Captured) -> bool:
@@ -118,20 +126,28 @@ def _watch_overlap(
 ) -> Callable[..., Any]:
     """Run `eager` if memory overlaps in another way. `written` and the captured layout include lifted parameters."""
     shift = len(captured.lifted)
-    expected = tuple(
+    inputs = [position - shift for position in written if position >= shift]
+    return _checked(call, eager, inputs, _expected(captured, written)) if inputs else call
+
+
+def _expected(captured: Captured, written: Sequence[int]) -> overlapping_inputs.Layout:
+    """Return the layout of memory in this call, as far as written inputs are concerned, without lifted parameters."""
+    shift = len(captured.lifted)
+    return tuple(
         (first - shift, second - shift, *rest)
         for first, second, *rest in captured.layout
         if (first in written or second in written) and first >= shift and second >= shift
     )
-    inputs = [position - shift for position in written if position >= shift]
-    if not inputs:
-        return call
 
+
+def _checked(
+    call: Callable[..., Any], eager: Callable[..., Any], written: Sequence[int], expected: overlapping_inputs.Layout
+) -> Callable[..., Any]:
     def run_eagerly(*args: Any) -> Any:
         counters.count("eager_calls", "overlap")
         return eager(*args)
 
-    return overlapping_inputs.Checked(call, run_eagerly, inputs, expected)  # type: ignore[arg-type]
+    return overlapping_inputs.Checked(call, run_eagerly, written, expected)
 
 
 def load_inner(parts: Parts, captured: Captured, arguments: dict[str, Any]) -> Any:
@@ -168,4 +184,11 @@ def load_without_graph(parts: Parts, indices: Sequence[int], *, boxed: bool = Fa
         for graph in aot.graphs_of(result):
             output_code.put_into(graph, parts)
         of_list = aot.wrap(result, (), None)
-    return of_list if boxed else tracing.never_traced(_unboxed(of_list, ()))
+    call, written = _unboxed(of_list, ()), parts.effects.mutated_inputs
+    if written:
+        if parts.graph is None:
+            raise CorruptEntryError("the entry lacks the graph that other layouts of its inputs need")
+        call = _checked(call, eager_graph.uncompiled(parts.graph()), written, ())
+    if boxed:
+        return of_list if not written else lambda inputs: call(*inputs)
+    return tracing.never_traced(call)

@@ -12,11 +12,12 @@ from fxpool.codecache.key.key import GraphKey
 from fxpool.codecache.store.entry import Entry, Metadata
 from fxpool.codecache.store.store import LocalStore
 from fxpool.errors import StoreError
-from fxpool.lowering.artifact import sharing, torch_artifacts
+from fxpool.lowering.artifact import eager_graph, sharing, torch_artifacts
 from fxpool.lowering.artifact.entry_content import Content
 from fxpool.lowering.artifact.entry_parts import (
     BUILT,
     COMPILER_CHANGED,
+    GRAPH,
     HEADERS_UNLISTED,
     LIBRARY,
     REQUEST,
@@ -42,6 +43,8 @@ def publish(artifact: Artifact, key: GraphKey, store: LocalStore, request: Compi
     if artifact.triton is not None:
         blobs[TRITON] = artifact.triton
     blobs |= {f"{BUILT}{number}": library for number, library in enumerate(artifact.built)}
+    if request.level == AOT and artifact.effects.mutated_inputs and (graph := eager_graph.packed(request)):
+        blobs[GRAPH] = graph
     if request.keep_request and request.level != PACKAGE and (dumped := _dumped(request)):
         blobs[REQUEST] = dumped
     entry = Entry(

@@ -13,9 +13,6 @@ import fxpool
 
 pytestmark = pytest.mark.usefixtures("cache", "nothing_lowered_here")
 
-# Dynamo made an autograd.Function of it, which is compiled after AOTAutograd.
-HOOK_IS_A_FUNCTION = torch.__version__ < "2.13"
-
 X = torch.randn(6, 8, generator=torch.Generator().manual_seed(3))
 WEIGHT, TARGET = torch.linspace(-1, 1, 96).reshape(12, 8), torch.arange(6)
 
@@ -77,12 +74,7 @@ def in_next_process(function: Callable[..., Any], x: Callable[[], torch.Tensor])
 @pytest.mark.parametrize(
     ("function", "x", "graphs", "fallbacks"),
     [
-        (
-            hooked,
-            lambda: X.clone().requires_grad_(),
-            1 + HOOK_IS_A_FUNCTION,
-            ["autograd_function"] * HOOK_IS_A_FUNCTION,
-        ),
+        (hooked, lambda: X.clone().requires_grad_(), 1, []),
         (quantized, lambda: X, 1, []),
         (chunked_loss, lambda: X.clone().requires_grad_(), 1, []),
         (ragged, _jagged, 2, ["tensor"]),  # by its parts, as AOTAutograd takes it

@@ -26,7 +26,7 @@ _BUILTIN_NAMESPACES = frozenset(
 
 # Higher-order operators that Dynamo puts into a graph and AOTAutograd removes. Inductor lowers the others that torch
 # calls uncacheable. Inductor's decompositions, which AOTAutograd applies, replace `out_dtype`.
-_END_WITH_AUTOGRAD = frozenset(("autograd_function_apply", "flat_apply", "out_dtype", "strict_mode", "wrap"))
+_END_WITH_AUTOGRAD = frozenset(("flat_apply", "out_dtype", "strict_mode", "wrap"))
 
 
 def overload_name(op: OpOverload) -> str:
@@ -90,6 +90,11 @@ def higher_order_cacheable(target: Any) -> bool:
 
 
 def is_autograd_function(target: Any) -> bool:
+    """Return whether a higher-order operator is a ``torch.autograd.Function``: a call of two graphs, nested in its own.
+
+    torch keeps graphs with one only if told to, as its key does not see what else the class may do. Dynamo has traced
+    both methods, and a key here contains their graphs.
+    """
     return bool(target.name() == "autograd_function_apply")
 
 

@@ -73,8 +73,24 @@ class Changing(torch.nn.Module):
         self.seen.add_(x.sum(0))
         return self.layer(x) + self.seen
 
+class Own(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, rate):
+        ctx.save_for_backward(x)
+        ctx.rate = rate
+        return x.sin() * rate
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        return gradient * x * ctx.rate * 3, None
+
+class WithOwn(Net):
+    def forward(self, x):
+        return self.blocks[1](Own.apply(self.blocks[0](x), 2.5))
+
 torch.manual_seed(0)
-models = [{"net": Net, "broken": Broken, "closing": Closing, "changing": Changing}[MODEL]() for _ in range(2)]
+MODELS = {"net": Net, "broken": Broken, "closing": Closing, "changing": Changing, "own": WithOwn}
+models = [MODELS[MODEL]() for _ in range(2)]
 models[1].load_state_dict(models[0].state_dict())
 exec(CHANGE)
 compiled = torch.compile(models[0], backend=os.environ.get("BACKEND", "fxpool"))
@@ -91,7 +107,7 @@ with torch.set_grad_enabled(TRAIN):
 exec(END)
 import fxpool
 stats = fxpool.stats()
-report = {name: stats[name] for name in ("frames", "hits", "misses", "fallbacks", "remote")}
+report = {name: stats[name] for name in ("frames", "hits", "misses", "fallbacks", "remote", "eager_calls")}
 report["remote"] = {name: count for name, count in report["remote"].items() if count}
 report["captured"] = torch._dynamo.utils.counters["stats"].get("unique_graphs", 0)
 report["lowered"] = lowered.count

@@ -151,6 +151,17 @@ def test_training_under_autocast(shared_pool: Path, cache: Path) -> None:
     assert plain["captured"] == 1 and "served" not in plain["frames"]
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_function_with_its_own_gradient(shared_pool: Path, cache: Path) -> None:
+    assert run("own", train=True)["frames"] == {"traced": 1, "kept": 1}
+    again = run("own", train=True)
+    assert again["frames"] == {"served": 1}
+    assert (again["captured"], again["lowered"], again["misses"], again["fallbacks"]) == (0, 0, 0, {})
+    edited = run("own", train=True, change="Own.backward = staticmethod(lambda ctx, gradient: (gradient * 7, None))")
+    assert "served" not in edited["frames"] and edited["captured"] == 1
+
+
 # ---------------------------------------------------------------- Inductor's backend, and graphs that are refused
 
 

@@ -211,6 +211,7 @@ def test_direct_calls_are_compiled_in_the_mode_by_workers(
     graph: torch.fx.GraphModule,
     cache: Path,
     shared_pool: Path,
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A server that compiles for sizes as they come does so: it serves under inference mode."""
@@ -224,7 +225,10 @@ def test_direct_calls_are_compiled_in_the_mode_by_workers(
         # The last is in a state that the entry is not for.
         for state in (torch.inference_mode, torch.inference_mode, torch.no_grad):
             before = fxpool.stats()
-            with state(), torch._inductor.config.patch(fx_graph_cache=False):
+            monkeypatch.setenv(
+                "TORCHINDUCTOR_CACHE_DIR", str(tmp_path / f"i{len(counts)}")
+            )  # torch's own would have it
+            with state():
                 found = compiling(graph, x.clone() if state is torch.no_grad else x, weight)
             after = fxpool.stats()
             torch.testing.assert_close(list(found), list(expected))
