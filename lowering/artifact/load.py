@@ -134,8 +134,8 @@ def _expected(captured: Captured, written: Sequence[int]) -> overlapping_inputs.
     """Return the layout of memory in this call, as far as written inputs are concerned, without lifted parameters."""
     shift = len(captured.lifted)
     return tuple(
-        (first - shift, second - shift, *rest)
-        for first, second, *rest in captured.layout
+        (first - shift, second - shift, distance, offset, other)
+        for first, second, distance, offset, other in captured.layout
         if (first in written or second in written) and first >= shift and second >= shift
     )
 
