@@ -27,8 +27,8 @@ log = notices.logger(__name__)
 def packed(request: CompileRequest) -> bytes:
     """Return the graph of a request from Dynamo as bytes; empty if it takes more than its inputs to run it.
 
-    That is a graph with constants, with parameters of its own, with process groups, or with sizes that are symbols in
-    the arguments of a call.
+    That is a graph with constants, with parameters as attributes, with process groups, or with sizes that are symbols
+    in the arguments of a call.
     """
     if request.constants or request.group_sizes or not request.from_dynamo:
         return b""
@@ -66,9 +66,9 @@ def _decoded(data: bytes) -> Callable[..., Any]:
 
 
 class _NoTensors(tensors.Builder):
-    """Refuses tensors that a graph names: there are none but its inputs."""
+    """Refuses tensors that a graph names, apart from its inputs."""
 
     def __init__(self) -> None: ...
 
     def build(self, facts: tensors.TensorFacts) -> Any:
-        raise ValueError("the graph has a tensor among its arguments or attributes")
+        raise ValueError("a tensor is among arguments or attributes")

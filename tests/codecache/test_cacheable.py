@@ -102,7 +102,7 @@ def _operators() -> list[Any]:
 def test_higher_order_operators_as_torch_decides(operator: Any) -> None:
     """A graph with one is kept, or it is not, as by Inductor's cache; some end with autograd.
 
-    With the exception of functions with gradients of their own, whose graphs are in the key.
+    With the exception of ``torch.autograd.Function``, whose graphs are in the key.
     """
     from torch._inductor.codecache import BypassFxGraphCache, FxGraphCache
 

@@ -1,4 +1,4 @@
-"""Functions with gradients of their own: a worker compiles the whole graph, which is kept with both methods."""
+"""Graphs with a ``torch.autograd.Function``: a worker compiles the whole graph, which is kept with both methods."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = [
 
 
 class Scaled(Function):
-    """An argument that is no tensor, and a gradient that is not the function's own."""
+    """Takes a number beside a tensor, and has a gradient that autograd would not give."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, factor: float) -> torch.Tensor:
@@ -37,7 +37,7 @@ class Scaled(Function):
 
 
 class Product(Function):
-    """Two inputs and outputs, an output among what is saved, gradients that are not made up."""
+    """Two inputs and outputs, a saved output, missing gradients that stay missing."""
 
     @staticmethod
     def forward(x: torch.Tensor, y: torch.Tensor) -> Any:
@@ -122,7 +122,7 @@ def _nested(x: torch.Tensor) -> torch.Tensor:
 
 
 PROGRAMS: dict[str, Callable[[torch.Tensor], Any]] = {
-    "an argument that is no tensor": lambda x: Scaled.apply(x, 2.5).relu(),
+    "a number as an argument": lambda x: Scaled.apply(x, 2.5).relu(),
     "a size as an argument": lambda x: Scaled.apply(x, x.shape[0]) * x.shape[1],
     "the first output": lambda x: Product.apply(x, x.exp())[0],
     "the second output": lambda x: Product.apply(x, x.exp())[1],
@@ -191,9 +191,9 @@ def test_a_second_derivative_is_refused_as_by_stock(beside_stock: BesideStock) -
         return torch.autograd.grad(first.sum(), x)
 
     def compiled(backend: str) -> Callable[..., Any]:
-        return torch.compile(PROGRAMS["an argument that is no tensor"], backend=backend)
+        return torch.compile(PROGRAMS["a number as an argument"], backend=backend)
 
-    # A backward that is lowered beside its forward may overwrite what is saved, and says so first.
+    # A backward that was lowered beside its forward may overwrite saved tensors, and says so first.
     for judge in (beside_stock.stock, beside_stock.fxpool, beside_stock.fxpool):
         with pytest.raises(RuntimeError, match=r"double backward|create_graph=False"):
             judge(compiled, twice)

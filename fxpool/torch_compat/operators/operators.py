@@ -90,7 +90,7 @@ def higher_order_cacheable(target: Any) -> bool:
 
 
 def is_autograd_function(target: Any) -> bool:
-    """Return whether a higher-order operator is a ``torch.autograd.Function``: a call of two graphs, nested in its own.
+    """Return whether a higher-order operator is a ``torch.autograd.Function``: a call of two nested graphs.
 
     torch keeps graphs with one only if told to, as its key does not see what else the class may do. Dynamo has traced
     both methods, and a key here contains their graphs.

@@ -124,14 +124,14 @@ def _called(make: Callable[[], torch.Tensor], state: Callable[[], AbstractContex
 
 
 @pytest.mark.parametrize(
-    ("function", "given", "dynamic"),
+    ("function", "origin", "dynamic"),
     first_tier(CASES, ("layer", "inference", False)),
 )
-def test_calls_are_stocks(function: str, given: str, dynamic: bool, beside_stock: BesideStock) -> None:
+def test_calls_are_stocks(function: str, origin: str, dynamic: bool, beside_stock: BesideStock) -> None:
     def compiled(backend: str) -> Callable[..., Any]:
         return torch.compile(FUNCTIONS[function](), backend=backend, dynamic=dynamic)
 
-    step = _called(INPUTS[given], torch.inference_mode)
+    step = _called(INPUTS[origin], torch.inference_mode)
     try:
         expected = beside_stock.stock(compiled, step)
     except RuntimeError as error:  # torch refuses to write to it
@@ -203,10 +203,10 @@ def _by_us(graph: torch.fx.GraphModule, x: torch.Tensor, weight: torch.Tensor) -
 
 
 @pytest.mark.parametrize("compiling", [_directly, _by_us])
-@pytest.mark.parametrize("given", ["inference", pytest.param("plain", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("origin", ["inference", pytest.param("plain", marks=pytest.mark.slow)])
 def test_direct_calls_are_compiled_in_the_mode_by_workers(
     compiling: Callable[..., Any],
-    given: str,
+    origin: str,
     graph: torch.fx.GraphModule,
     cache: Path,
     shared_pool: Path,
@@ -214,7 +214,7 @@ def test_direct_calls_are_compiled_in_the_mode_by_workers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A server that compiles for sizes as they come does so: it serves under inference mode."""
-    x, weight = INPUTS[given](), torch.nn.Parameter(torch.rand(6, 6))
+    x, weight = INPUTS[origin](), torch.nn.Parameter(torch.rand(6, 6))
     with torch.inference_mode(), torch._inductor.config.patch(force_disable_caches=True):
         expected = _directly(graph, x, weight)
     monkeypatch.setenv("TORCHINDUCTOR_FX_COMPILE_MODE", "subprocess")
