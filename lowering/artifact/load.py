@@ -184,11 +184,11 @@ def load_without_graph(parts: Parts, indices: Sequence[int], *, boxed: bool = Fa
         for graph in aot.graphs_of(result):
             output_code.put_into(graph, parts)
         of_list = aot.wrap(result, (), None)
-    call, written = _unboxed(of_list, ()), parts.effects.mutated_inputs
-    if written:
+    call = _unboxed(of_list, ())
+    if parts.effects.mutated_inputs:
         if parts.graph is None:
             raise CorruptEntryError("the entry lacks the graph that other layouts of its inputs need")
-        call = _checked(call, eager_graph.uncompiled(parts.graph()), written, ())
+        call = _checked(call, eager_graph.uncompiled(parts.graph()), parts.effects.mutated_inputs, ())
     if boxed:
-        return of_list if not written else lambda inputs: call(*inputs)
+        return of_list if not parts.effects.mutated_inputs else lambda inputs: call(*inputs)
     return tracing.never_traced(call)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 import torch
 from beside_stock import BesideStock
 from tiers import first_tier
+from torch._dynamo.testing import CompileCounter
 from torch.autograd import Function
 from torch.utils.checkpoint import checkpoint
 
@@ -156,13 +158,24 @@ def _trained_and_called(call: Callable[..., Any]) -> Any:
         return *trained, call(torch.linspace(-2, 1, 12).reshape(3, 4))
 
 
+def _graphs_of(function: Callable[..., Any]) -> int:
+    torch._dynamo.reset()
+    counter = CompileCounter()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Dynamo reads .grad of a tensor that is not a leaf
+        _trained(torch.compile(function, backend=counter))
+    return counter.frame_count
+
+
 @pytest.mark.parametrize("name", first_tier(PROGRAMS, "both outputs"))
 def test_results_and_gradients_are_stocks(name: str, beside_stock: BesideStock) -> None:
     dynamic, also_called = name == "a size as an argument", name in ("both outputs", "in a checkpoint")
+    # Some releases of Dynamo break the graph where an input is marked as written.
+    broken = name == "a written intermediate" and _graphs_of(PROGRAMS[name]) == 2
     beside_stock.agree(
         lambda backend: torch.compile(PROGRAMS[name], backend=backend, dynamic=dynamic),
         _trained_and_called if also_called else _trained,
-        graphs=1 + also_called,
+        graphs=1 + (also_called or broken),
     )
     assert not fxpool.stats()["fallbacks"]
 
