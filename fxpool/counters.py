@@ -14,7 +14,7 @@ from typing import Any
 from fxpool import forks
 
 __all__ = [
-    "KEPT_GRAPHS", "NUMBERS", "add_seconds", "count", "record_graph", "reset", "snapshot",
+    "KEPT_GRAPHS", "NUMBERS", "add_seconds", "count", "example", "record_graph", "reset", "snapshot",
 ]  # fmt: skip
 
 KEPT_GRAPHS = 1000  # a record is under 1 KB; limits the memory of a sweep over many models
@@ -59,10 +59,13 @@ _numbers: dict[str, int] = {}
 _tables: dict[str, dict[str, int]] = {}
 _graphs: deque[dict[str, Any]] = deque(maxlen=KEPT_GRAPHS)
 _seconds = dict.fromkeys(_SECONDS, 0.0)
+_examples: dict[tuple[str, str], str] = {}
 
 
-def count(name: str, reason: str | None = None, n: int = 1) -> None:
+def count(name: str, reason: str | None = None, n: int = 1, *, example: str = "") -> None:
     """Add `n` to the counter `name`, under `reason` if the counter is a table of reasons.
+
+    The latest `example` of a reason is kept for `explain()`, which takes those of graphs from their records.
 
     Raises:
         ValueError: `name` is a table of reasons and no reason is given, or the other way round.
@@ -77,6 +80,13 @@ def count(name: str, reason: str | None = None, n: int = 1) -> None:
                 raise ValueError(f"counter {name!r} takes no reason")
             table = _tables.setdefault(name, {})
             table[reason] = table.get(reason, 0) + n
+            if example:
+                _examples[name, reason] = example
+
+
+def example(name: str, reason: str) -> str:
+    """Return the latest example that was counted with a reason, or nothing."""
+    return _examples.get((name, reason), "")
 
 
 def record_graph(record: Mapping[str, Any]) -> None:
@@ -119,6 +129,7 @@ def _clear() -> None:
     _tables.clear()
     _tables.update({name: dict.fromkeys(reasons, 0) for name, reasons in _TABLES.items()})
     _graphs.clear()
+    _examples.clear()
     _seconds.update(dict.fromkeys(_SECONDS, 0.0))
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["COUNTERS", "TABLES", "Reason", "find"]
+__all__ = ["COUNTERS", "NO_REASONS", "TABLES", "Reason", "find"]
 
 
 class Reason(NamedTuple):
@@ -411,16 +411,62 @@ _EAGER = {
     ),
 }
 
+_OBJECT = "The detail names it; keep such objects out of compiled functions."
+_FRAMES = {
+    "unfit": Reason(
+        "a stored function is of other code, objects or settings; the first difference is the example",
+        _NONE,
+        "modes.md",
+    ),
+    "wrong": Reason(
+        "a stored function is not what Dynamo makes of it now; it was removed, and all processes trace it from now on",
+        "Please report it. fxpool cache quarantine releases it.",
+        "modes.md",
+    ),
+    "refused:set_aside": Reason(
+        "a stored form of this function was wrong before, so that it is traced",
+        "fxpool cache quarantine shows and releases it.",
+        "modes.md",
+    ),
+    "refused:inductor": Reason(
+        "after fxpool.install(), graphs stay in the process: TORCHINDUCTOR_FX_COMPILE_MODE is not subprocess",
+        "Set it to subprocess.",
+        "install.md",
+    ),
+    "refused:collectives": Reason(
+        "ranks exchange what they trace (an option of Dynamo), and wait for each other", _NONE
+    ),
+    "refused:no_cache": Reason("the cache is off", _NONE),
+    "refused:no_code": Reason("Dynamo left the function as it was", _NONE),
+    "refused:guard": Reason("a guard that no other process can make again", _OBJECT),
+    "refused:object": Reason(
+        "no other process can tell whether it has the same object, or Dynamo took a result for a constant", _OBJECT
+    ),
+    "refused:unproven": Reason("a fact made no difference when it was changed in a copy", "Please report it."),
+    "refused:own_guards": Reason("the guards, made again, do not hold in this process", "Please report it."),
+    "refused:graph": Reason(
+        "a graph's entry is not in the cache, or loading it takes more than the entry", _NONE, "counters.md"
+    ),
+    "refused:code": Reason("a traced function that no module names, or byte code that can't be stored", _IMPORTABLE),
+    "refused:global": Reason("an object that Dynamo keeps for the byte code", _NONE),
+    "refused:torch": Reason("torch can't serialize the function either", _NONE),
+    "refused:": Reason("the function can't be looked up or kept", _NONE),
+    "error:": Reason("an error in fxpool, which is logged; the function is traced", "Please report it."),
+}
+
 #: Counters whose reasons are explained here, in display order.
-COUNTERS = ("switched_off", "bypasses", "fallbacks", "eager_calls")
+COUNTERS = ("switched_off", "bypasses", "fallbacks", "eager_calls", "frames")
 TABLES: dict[str, dict[str, Reason]] = {
     "switched_off": _SWITCHED_OFF,
     "bypasses": _BYPASSES,
     "fallbacks": _FALLBACKS,
     "eager_calls": _EAGER,
+    "frames": _FRAMES,
 }
 # Prefixes that are followed by another reason.
-_BEFORE_OTHERS = ("fx:", "return:", "borrowed:", "stage:")
+_BEFORE_OTHERS = ("fx:", "return:", "borrowed:", "stage:", "refused:")
+#: Names of ``frames`` that are no reasons.
+NO_REASONS = frozenset(("served", "traced", "kept", "verified", "other_sizes"))
 
 
 def find(counter: str, name: str) -> Reason | None:
@@ -432,7 +478,7 @@ def find(counter: str, name: str) -> Reason | None:
     if prefix is None:
         return None
     outer, rest = table[prefix], name[len(prefix) :]
-    inner = find(counter, rest) if prefix in _BEFORE_OTHERS else None
+    inner = find("bypasses" if counter == "frames" else counter, rest) if prefix in _BEFORE_OTHERS else None
     if inner is None:
         return outer
     return Reason(f"{outer.meaning}: {inner.meaning}", inner.advice, inner.page or outer.page)

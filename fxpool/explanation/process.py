@@ -123,6 +123,7 @@ def counted_reasons(counted: Mapping[str, Any]) -> list[CountedReason]:
         for counter in reasons.COUNTERS
         for name, count in sorted(counted.get(counter, {}).items())
         if count and not (counter == "bypasses" and _is_a_refusal(name, counted["switched_off"]))
+        if not (counter == "frames" and name in reasons.NO_REASONS)
     ]
 
 
@@ -151,7 +152,7 @@ def _example(counter: str, name: str, graphs: Sequence[Mapping[str, Any]]) -> st
             shown = ", ".join(filter(None, parts))
             detail = str(record.get("details", {}).get(wanted, ""))
             return f"{shown}: {detail}" if detail else shown
-    return ""
+    return counters.example(counter, name)
 
 
 def why_no_graph(counts: Traced) -> NoGraph:

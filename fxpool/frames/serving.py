@@ -190,7 +190,7 @@ def _not_kept(origin: Origin, error: Exception) -> None:
         reason = f"refused:{type(error).__name__}"
     else:
         reason = f"error:{type(error).__name__}"
-    counters.count("frames", reason)
+    counters.count("frames", reason, example=f"{origin.name} ({origin.location}): {error}")
     unexpected = reason.startswith("error:")
     log.log(
         logging.WARNING if unexpected else logging.INFO,
@@ -320,7 +320,7 @@ def _match(entry: Entry, store: LocalStore, attempt: Attempt, call: frame_conver
             if row[0] == "graph"
         }
     except (records.UnfitError, CorruptEntryError, CannotReturnError, msgspec.MsgspecError) as error:
-        counters.count("frames", "unfit")
+        counters.count("frames", "unfit", example=f"{_name(call)}: {error}")
         log.info("a frame that is kept does not fit %s: %s", _name(call), error)
         return None
     return _Match(record, fitted, graphs, entry, store)
@@ -423,7 +423,7 @@ def _verify(match: _Match, record: records.Record, call: frame_conversion.Call) 
     if difference is None:
         counters.count("frames", "verified")
         return
-    counters.count("frames", "wrong")
+    counters.count("frames", "wrong", example=f"{_name(call)}: {difference}")
     match.store.remove(match.entry.key, match.entry.name)
     error = f"a frame that was kept is not what Dynamo makes of it: {difference}"
     quarantine.add(match.store.root, match.entry.key, label=_name(call), error=error, log=None)

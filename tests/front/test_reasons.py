@@ -30,8 +30,10 @@ def counted_in(tree: ast.AST) -> Iterator[tuple[str, str]]:
             name = getattr(node.func, "attr", getattr(node.func, "id", ""))
             first = _text(node.args[0])
             if name == "count" and first in reasons.TABLES and len(node.args) > 1:
-                if (reason := _text(node.args[1])) is not None:
+                if (reason := _text(node.args[1])) is not None and reason not in reasons.NO_REASONS:
                     yield str(first), reason
+            elif name in ("RefusedError", "refuse") and first is not None:
+                yield "frames", f"refused:{first}"
             elif name in CALLS and first is not None:
                 yield CALLS[name], first
         elif isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "counted":
