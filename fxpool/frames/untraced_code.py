@@ -71,7 +71,7 @@ def holding(cls: type) -> Iterator[types.FunctionType]:
     """Yield the special methods of a class that have an object in a closure: Dynamo makes no guard on it."""
     for name, value in () if _is_librarys(cls) else vars(cls).items():
         function = getattr(value, "__func__", value)
-        if name.startswith("__") and isinstance(function, types.FunctionType):
+        if name.startswith("__") and name not in _OF_OBJECTS and isinstance(function, types.FunctionType):
             for cell in function.__closure__ or ():
                 try:
                     content = cell.cell_contents

@@ -14,6 +14,7 @@ import functools
 import hashlib
 import itertools
 import operator
+import re
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -115,34 +116,42 @@ class Tree(msgspec.Struct):
         numbers = {one.manager for one in self.checks if one.kind == "tensor"}
         return {self.source(one) for one in numbers if not isinstance(values[one], torch.nn.Parameter)}
 
-    def shared(self, values: Sequence[Any]) -> list[str]:
-        """Say which objects are one, and which tensors share memory. Dynamo makes no guard against that for most."""
+    def shared(self, values: Sequence[Any], others: Mapping[str, Any]) -> list[str]:
+        """Say which objects are one, and which tensors share memory. Dynamo makes no guard against that for most.
+
+        `values` are the managers' objects, `others` those of guards that the tree does not have, by their sources.
+        """
+        sources = {self.source(number): value for number, value in enumerate(values)} | dict(others)
         found: dict[tuple[str, int], list[str]] = {}
-        for number, value in enumerate(values):
+        for source, value in sources.items():
             if isinstance(value, torch.Tensor):
                 for kind, address in (("one tensor", id(value)), ("one memory", _memory(value))):
-                    found.setdefault((kind, address), []).append(self.source(number))
-        tensors = [f"{kind}: {', '.join(sorted(set(of)))}" for (kind, _), of in found.items() if len(set(of)) > 1]
-        return [*sorted(tensors), f"objects that are the same: {self._partition(values)}"]
-
-    def _partition(self, values: Sequence[Any]) -> str:
-        """Return a digest of which managers' objects are one: Dynamo makes no guard on two that are not."""
-        names: list[tuple[str, Any]] = []
-        classes = {id(value) for value in values if isinstance(value, type)}
-        for number, value in enumerate(values):
-            if type(value) not in _WITHOUT_IDENTITY:
-                names.append((self.source(number), value))
-            if id(type(value)) in classes:
-                names.append((f"type({self.source(number)})", type(value)))
-            if isinstance(value, dict) and not all(type(key) is str for key in dict.keys(value)):
-                keys = enumerate(key for key in dict.keys(value) if type(key) not in _WITHOUT_IDENTITY)
-                names += [(f"key {at} of {self.source(number)}", key) for at, key in keys]
-        first: dict[int, str] = {}
-        pairs = [(name, first.setdefault(id(value), name)) for name, value in names]
-        same = sorted(pair for pair in pairs if pair[0] != pair[1])
-        return hashlib.blake2b(repr(same).encode(), digest_size=8).hexdigest()
+                    found.setdefault((kind, address), []).append(source)
+        tensors = [f"{kind}: {', '.join(sorted(of))}" for (kind, _), of in found.items() if len(of) > 1]
+        return [*sorted(tensors), f"objects that are the same: {_partition(sources)}"]
 
 
+def _partition(sources: Mapping[str, Any]) -> str:
+    """Return a digest of which sources lead to one object."""
+    names: list[tuple[str, Any]] = []
+    classes = {id(value) for value in sources.values() if isinstance(value, type)}
+    for source, value in sources.items():
+        source = _OURS.sub("", source)
+        if type(value) not in _WITHOUT_IDENTITY:
+            names.append((source, value))
+        if id(type(value)) in classes:
+            names.append((f"type({source})", type(value)))
+        if isinstance(value, dict) and not all(type(key) is str for key in dict.keys(value)):
+            keys = enumerate(key for key in dict.keys(value) if type(key) not in _WITHOUT_IDENTITY)
+            names += [(f"key {at} of {source}", key) for at, key in keys]
+    first: dict[int, str] = {}
+    pairs = [(name, first.setdefault(id(value), name)) for name, value in sorted(names, key=operator.itemgetter(0))]
+    same = [pair for pair in pairs if pair[0] != pair[1]]
+    return hashlib.blake2b(repr(same).encode(), digest_size=8).hexdigest()
+
+
+# A part of names of globals that is another in each process.
+_OURS = re.compile(r"__fxpool_\d+_")
 # Objects of these may be shared or not, by accident.
 _WITHOUT_IDENTITY = frozenset(
     (type(None), bool, int, float, complex, str, bytes, tuple, frozenset, torch.Size, torch.dtype, torch.device,

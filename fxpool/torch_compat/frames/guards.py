@@ -244,7 +244,7 @@ def build(
             manager = Manager(tree, add, code, OutputGraphCommon(state), shape_code_parts=shapes)
         said = _said(manager, sorted(state._guards, key=torch._guards.Guard.sort_key), describe)
         said += _orders([*map(read, guards.key_order)], variables, names, describe)
-        said += tree.shared(manager.grown.values)
+        said += tree.shared(manager.grown.values, objects)
     except TreeDiffersError as error:
         raise GuardsDifferError(str(error)) from error
     except Exception as error:  # looking up a source in other objects may raise anything

@@ -23,6 +23,7 @@ from torch._dynamo import guards as torchs
 from torch._dynamo import output_graph, symbolic_convert
 from torch._dynamo.variables import builder, builtin, constant, dicts, functions, misc, script_object, tensor
 
+from fxpool.torch_compat.frames import unguarded_facts
 from fxpool.torch_compat.operators import code_owner
 from fxpool.torch_compat.patching import patched
 
@@ -135,8 +136,14 @@ def _keys(recorder: Recorder) -> Iterator[_Patch]:
             recorder.keys.add(text.decode(errors="surrogateescape"))  # an environment variable
         return get(variable, tx, key)
 
+    def contains(variable: Any, key: Any) -> bool:
+        _realized(key)  # which makes its guards
+        return bool(has(variable, key))
+
     get = dicts.ConstDictVariable.getitem_const_raise_exception_if_absent
+    has = dicts.ConstDictVariable.__contains__
     yield dicts.ConstDictVariable, get.__name__, item
+    yield dicts.ConstDictVariable, has.__name__, contains
 
 
 def _builtins(recorder: Recorder) -> Iterator[_Patch]:
@@ -168,12 +175,18 @@ def _hear_builtin(recorder: Recorder, function: Any, values: list[Any], tx: Any)
             recorder.refuse("object", f"the names of {name}")
     elif function is id and code_owner.is_file_of_library(tx.f_code.co_filename):
         pass  # Python's library has ids as keys of what it has met
-    elif function in (hash, id) and not (function is hash and type(value) in _NUMBERS):
+    elif function in (hash, id) and not (function is hash and _is_hash_traced(value)):
         recorder.refuse("object", f"{function.__name__}() of {name}, which is another number in each process")
     elif any(function is one for one in _TEXTS) and _has_own_text(value):
         recorder.refuse("object", f"the text of {name}, which Dynamo takes for a constant")
     elif function in (isinstance, issubclass) and any(map(_is_protocol, _classes_in(values[-1]))):
         recorder.refuse("object", "a protocol, which looks at attributes without guards")
+
+
+def _is_hash_traced(value: Any) -> bool:
+    """Return whether a hash is the number itself, or of a method that Dynamo traces."""
+    own = isinstance(type(value).__hash__, types.FunctionType)
+    return type(value) in _NUMBERS or (own and not unguarded_facts.is_folded(type(value)))
 
 
 def _classes_in(value: Any) -> list[Any]:
@@ -215,13 +228,13 @@ def _is_function(variable: Any) -> bool:
 def _constants(recorder: Recorder) -> Iterator[_Patch]:
     """Texts with addresses."""
 
-    def create(value: Any, **named: Any) -> Any:
+    def initialize(variable: Any, value: Any, *arguments: Any, **named: Any) -> None:
         if type(value) is str and _ADDRESS in value:
             recorder.refuse("object", "a text with an address")
-        return original(value, **named)
+        original(variable, value, *arguments, **named)
 
-    original = constant.ConstantVariable.create
-    yield constant.ConstantVariable, "create", staticmethod(create)
+    original = constant.ConstantVariable.__init__
+    yield constant.ConstantVariable, original.__name__, initialize
 
 
 def _operators(recorder: Recorder) -> Iterator[_Patch]:

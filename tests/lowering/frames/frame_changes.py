@@ -27,6 +27,7 @@ import msgspec
 import torch
 from frame_kinds import KINDS
 from frame_programs import Kind, Together
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from fxpool.frames import record, record_making, serving
 from fxpool.torch_compat.frames import frame_conversion
@@ -98,6 +99,15 @@ def _as_captured(gm: torch.fx.GraphModule, inputs: object) -> Any:
     return gm.forward
 
 
+def _flattened(gm: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+    examples = [
+        torch.ones(value.shape, dtype=value.dtype, device=value.device) if isinstance(value, torch.Tensor) else value
+        for value in inputs
+    ]
+    with torch._guards.tracing(None), torch.no_grad():
+        return make_fx(gm)(*examples).forward
+
+
 @contextlib.contextmanager
 def program(kind: Kind | Together, folder: Path, *, changed: bool) -> Iterator[tuple[Any, Any, Any]]:
     """Have a kind's program in this process: its function, arguments to call it with, and the outcome uncompiled."""
@@ -140,7 +150,8 @@ def run(kind: Kind | Together, folder: Path, *, changed: bool, tracing: bool) ->
     with program(kind, folder, changed=changed) as (function, inputs, want):
         frame_conversion.surround(shelf.around)
         try:
-            got = outcome(torch.compile(function, backend=_as_captured, dynamic=False), inputs)
+            backend = _flattened if kind.flat else _as_captured
+            got = outcome(torch.compile(function, backend=backend, dynamic=False), inputs)
         except MissedError:
             return {"outcome": "missed", "said": shelf.said, "want": _digest(want)}
     became = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from frame_hunted import HUNTED
 from frame_programs import Kind, function, model
 from frame_reads import HELD, READS
 
@@ -435,7 +436,6 @@ KINDS: dict[str, Kind] = {
     "getenv": Kind(
         function("return x * 2 if os.getenv('KIND_MODE') == 'a' else x - 7"),
         variables=("KIND_MODE=a", "KIND_MODE=b"),
-        refused="has no name",
     ),
     "variable with a computed name that appears": Kind(
         function("return x * 2 if os.environ.get('KIND_' + str(x.ndim)) == 'a' else x - 7"),
@@ -448,7 +448,6 @@ KINDS: dict[str, Kind] = {
     "getenv of a computed name": Kind(
         function("return x * 2 if os.getenv('KIND_' + str(x.ndim)) == 'a' else x - 7"),
         variables=("KIND_2=a", "KIND_2=b"),
-        refused="has no name",
     ),
     "all variables": Kind(
         function("return x * 2 if 'a' in os.environ.values() else x - 7"),
@@ -585,4 +584,6 @@ KINDS: dict[str, Kind] = {
     # ---------------------------------------------------------------- reads of objects
     **READS,
     **HELD,
+    # ---------------------------------------------------------------- changes that were served wrongly once
+    **HUNTED,
 }

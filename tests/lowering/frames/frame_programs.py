@@ -11,7 +11,7 @@ import dataclasses
 import os
 import sys
 import textwrap
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -48,7 +48,9 @@ class Kind:
     `text` is the program without its imports; `forward` in short for a function of one argument. `edit` is (old, new)
     in the text, or (file, old, new). `neutral`: the frame may be served, as what it
     depends on stays. `silent`: it may not, though the result stays. `refused` is a part of the reason why the frame is
-    never kept. `once`: it is kept, and fits no other process.
+    never kept. `once`: it is kept, and fits no other process. `lenient`: it may be refused, or fit no other process, as
+    long as no process has a wrong result. `flat`: its graph is flattened to operators, as AOTAutograd does it, so that
+    the functions that run in the graph are part of it.
     """
 
     text: str
@@ -61,6 +63,8 @@ class Kind:
     silent: bool = False
     refused: str = ""
     once: bool = False
+    lenient: bool = False
+    flat: bool = False
 
     def files(self, changed: bool) -> dict[str, str]:
         """The texts of the program's modules, by name."""
@@ -118,6 +122,7 @@ class Together:
     kinds: tuple[Kind, ...]
     at: int
     back: bool
+    flat: ClassVar[bool] = False
 
     def _is_changed(self, number: int, changed: bool) -> bool:
         return number == self.at and changed != self.back
