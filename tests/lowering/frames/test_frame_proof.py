@@ -112,10 +112,30 @@ def test_tensors_that_are_one_or_share_memory_are_told() -> None:
     managers = [
         guard_tree.Manager(0, "framelocals_manager", ["tuple", name, 0], name, "GUARD_MANAGER") for name in "abc"
     ]
-    shared = guard_tree.Tree(managers).shared
-    assert shared([None, one, torch.zeros(4), torch.ones(4)]) == []
-    assert shared([None, one, one, torch.ones(4)]) == ["one memory: a, b", "one tensor: a, b"]
-    assert shared([None, one, torch.ones(4), one.view(2, 2)]) == ["one memory: a, c"]
+
+    def shared(*values: object, **others: object) -> list[str]:
+        return guard_tree.Tree(managers).shared([None, *values], others)
+
+    apart = shared(one, torch.zeros(4), torch.ones(4))
+    assert len(apart) == 1
+    assert shared(one, one, torch.ones(4))[:-1] == ["one memory: a, b", "one tensor: a, b"]
+    assert shared(one, torch.ones(4), one.view(2, 2))[:-1] == ["one memory: a, c"]
+
+
+def test_objects_that_are_one_are_told() -> None:
+    managers = [
+        guard_tree.Manager(0, "framelocals_manager", ["tuple", name, 0], name, "GUARD_MANAGER") for name in "ab"
+    ]
+
+    class Plain: ...
+
+    def shared(*values: object, **others: object) -> list[str]:
+        return guard_tree.Tree(managers).shared([None, *values], others)
+
+    one, other = Plain(), Plain()
+    apart = shared(one, other)
+    assert apart == shared(Plain(), Plain()) == shared(1, 1) == shared("a", "b")
+    assert len({*apart, *shared(one, one), *shared(one, 1, c=one), *shared(one, Plain), *shared({one: 1}, one)}) == 5
 
 
 def test_a_source_that_is_an_import_is_read_outside_a_trace() -> None:
