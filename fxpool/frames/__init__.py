@@ -5,6 +5,7 @@ lowering stored, and no other room knows of frames. Only the setting `frames` le
 
 identity        descriptions of the objects that tracing met
 untraced_code   code of programs that runs while Dynamo traces
+code_digests    digests of byte code, and the names in it
 code_locations  where the code of a traced function is found
 byte_code       byte code as plain data
 record          one frame as it is kept, and how it fits another process's objects

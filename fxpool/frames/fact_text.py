@@ -45,6 +45,8 @@ def facts(record: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for alias, module in sorted(record["imports"].items()):
         yield "import", f"{alias}: {module}"
     yield "environment", record["environment"]
+    for name, text in record.get("pythons", ()):
+        yield "builtin", f"{name}: {text}"
     for text in record["devices"] or ():
         yield "device", text
     for _, row in sorted(record["installed"].items()):

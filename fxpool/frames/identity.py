@@ -14,6 +14,7 @@ import _abc
 import abc
 import collections
 import contextlib
+import dataclasses
 import enum
 import functools
 import hashlib
@@ -26,9 +27,10 @@ from typing import Any
 import torch
 
 from fxpool.frames import untraced_code
+from fxpool.frames.code_digests import code_digest, digests_of
 from fxpool.torch_compat.frames import unguarded_facts
 
-__all__ = ["Describer", "NoDescriptionError", "code_digest", "digests_of", "names_of"]
+__all__ = ["Describer", "NoDescriptionError"]
 
 _PLAIN = frozenset((type(None), bool, int, float, complex, str, bytes, type(Ellipsis), type(NotImplemented)))
 _OF_TORCH = (torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size)
@@ -63,47 +65,19 @@ _PASSED_OVER = frozenset(
         "__orig_bases__", "__parameters__", "__slotnames__", "__static_attributes__", "__weakref__", "_abc_impl",
     )
 )  # fmt: skip
-# Attributes of classes that Python's own code reads, with all that they hold.
-_IN_FULL = frozenset(("_value2member_map_",))
 # Attributes that Python gives to a member of an enumeration.
 _OF_ENUMS = frozenset(("_value_", "_name_", "__objclass__", "_sort_order_"))
 _DEEPEST = 12
+# The depth down to which objects are described, and the number of attributes of a small one.
+_SHALLOW, _SMALL = 6, 32
 # A class that is made by a class statement, and may be changed.
 _HEAP_TYPE = 1 << 9
+# A class in C that is made in the same way, and may not.
+_IMMUTABLE = 1 << 8
 
 
 class NoDescriptionError(Exception):
     """No other process can tell whether it has the same object; the message names it."""
-
-
-@functools.lru_cache(maxsize=16384)
-def code_digest(code: types.CodeType) -> str:
-    """Return a digest of byte code with its names and constants, a docstring included. Files and lines do not count."""
-    return hashlib.blake2b(repr(_code_facts(code)).encode(), digest_size=16).hexdigest()
-
-
-def _code_facts(code: types.CodeType) -> tuple[Any, ...]:
-    return (
-        code.co_name,
-        code.co_code,
-        tuple(map(_constant, code.co_consts)),
-        code.co_names,
-        code.co_varnames,
-        code.co_freevars,
-        code.co_cellvars,
-        (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags),
-        getattr(code, "co_exceptiontable", b""),
-    )
-
-
-def _constant(value: Any) -> Any:
-    if isinstance(value, types.CodeType):
-        return _code_facts(value)
-    if isinstance(value, tuple):
-        return ("tuple", *map(_constant, value))
-    if isinstance(value, frozenset):
-        return ("frozenset", *sorted(repr(_constant(one)) for one in value))
-    return (type(value).__name__, repr(value))
 
 
 class Describer:
@@ -181,6 +155,8 @@ class Describer:
             found.append("(empty)")  # Dynamo reads this of dictionaries of hooks, and makes no guard
         if isinstance(value, dict):  # Dynamo makes no guard on a key that it looked for in vain
             found.append(_keys(value, self._keys_of(value), looked_up))
+        if isinstance(value, (set, frozenset)):
+            found.append(repr([*map(_key, value)]))  # their order, which tracing may have read
         found += self._attribute_names(value)
         found += _text_in_c(value)
         return " ".join(found)
@@ -215,7 +191,10 @@ class Describer:
         if isinstance(value, type):
             return self._class(value)
         if isinstance(value, types.ModuleType):
-            return ("module", value.__name__)
+            read = (
+                [] if untraced_code.is_librarys_name(value.__name__) else sorted(self._looked_up & vars(value).keys())
+            )
+            return ("module", value.__name__, [(name, _plain(vars(value)[name])) for name in read])
         if isinstance(value, types.MethodType):
             return ("method", self.identity(value.__func__), self._value(value.__self__))
         if isinstance(value, _IN_C):
@@ -256,7 +235,7 @@ class Describer:
             [(name, self._content(value)) for name, value in defaults[1]],
             [(name, _annotation(value)) for name, value in annotations.items()],
             [
-                (name, self._value(value))
+                (name, self._content(value))
                 for name, value in sorted(function.__dict__.items())
                 if name != unguarded_facts.WRAPPER_ADDRESS
             ],
@@ -287,8 +266,7 @@ class Describer:
                 continue
             own = sorted((name, value) for name, value in vars(base).items() if name not in _PASSED_OVER)
             # Some releases make no guards on containers that are attributes of a class.
-            full = self._looked_up | _IN_FULL
-            texts = [(name, self._content(one) if name in full else self._value(one)) for name, one in own]
+            texts = [(name, self._attribute(name, one)) for name, one in own]
             rows.append((base.__module__, base.__qualname__, base.__name__, texts))
             for function in untraced_code.holding(base):
                 raise NoDescriptionError(f"{_name(cls)}, as {_name(function)} holds an object")
@@ -302,6 +280,15 @@ class Describer:
                 raise NoDescriptionError(f"two abstract classes {name}")
             self.virtual[name] = _registered(cls)
         return ("class", rows)
+
+    def _attribute(self, name: str, value: Any) -> Any:
+        """An attribute of a class, with what a container holds as far as that can be described."""
+        if not isinstance(value, (*_CONTAINERS, tuple, frozenset)) or name in self._looked_up:
+            return self._content(value)
+        try:
+            return self._content(value)
+        except NoDescriptionError:
+            return type(value).__name__
 
     def _value(self, value: Any) -> Any:
         """A default, the content of a cell, an attribute: constants and code in full, others by their class."""
@@ -322,14 +309,31 @@ class Describer:
         except NoDescriptionError:
             if isinstance(value, (type, types.FunctionType, types.MethodType)):
                 raise
-            return ("object", type(value).__module__, type(value).__qualname__)
+            return ("object", type(value).__module__, type(value).__qualname__, *self._inside(value))
+
+    def _inside(self, value: Any) -> list[Any]:
+        """Return what a small object holds, as Dynamo may read it without guards; nothing of others."""
+        if len(self._open) > _SHALLOW or isinstance(value, (torch.Tensor, torch.nn.Module)):
+            return []
+        if isinstance(value, tuple):  # a named one
+            return [self._content(one) for one in tuple.__iter__(value)]
+        attributes = getattr(value, "__dict__", None)
+        if not isinstance(attributes, dict) or len(attributes) > _SMALL or untraced_code.is_librarys(type(value)):
+            return _text_in_c(value)
+        self._open.append(value)
+        try:
+            return [(str(name), self._content(one)) for name, one in sorted(attributes.items(), key=_name_of_item)]
+        except NoDescriptionError:
+            return []
+        finally:
+            self._open.pop()
 
     def _content(self, value: Any) -> Any:
         """As `_value`, with what plain containers hold."""
         if type(value) not in (list, tuple, set, frozenset) and not isinstance(value, (dict, types.MappingProxyType)):
             return self._value(value)
         if any(one is value for one in self._open) or len(self._open) > _DEEPEST:
-            raise NoDescriptionError(f"a container, {_DEEPEST} references deep or in itself")
+            return type(value).__name__  # Dynamo guards on what it reads of it
         self._open.append(value)
         try:
             if isinstance(value, (dict, types.MappingProxyType)):
@@ -369,11 +373,17 @@ def _slots_of(value: Any) -> list[str]:
 
 def _text_in_c(value: Any) -> list[str]:
     """Return a digest of the text of an object of a class in C: Dynamo compares such objects without guards."""
-    base: Any = next(one for one in type(value).__mro__ if not one.__flags__ & _HEAP_TYPE)
+    base: Any = next(one for one in type(value).__mro__ if _is_in_c(one) or one is dataclasses.Field)
     if base in _WITHOUT_TEXT:
         return []
+    if hasattr(base, "__next__"):
+        raise NoDescriptionError(f"how far an object of {base.__qualname__} has come")
     text = base.__repr__(value) if base is not memoryview else repr(value.tobytes())
     return [hashlib.blake2b(unguarded_facts.without_addresses(text).encode(), digest_size=8).hexdigest()]
+
+
+def _is_in_c(cls: type) -> bool:
+    return not cls.__flags__ & _HEAP_TYPE or bool(cls.__flags__ & _IMMUTABLE)
 
 
 def _is_empty(value: Any) -> bool:
@@ -393,6 +403,14 @@ def _keys(value: dict[Any, Any], keys: Set[Any], looked_up: frozenset[str]) -> s
     else:
         texts = [*map(_key, keys)]
     return hashlib.blake2b(repr(sorted(texts)).encode(), digest_size=8).hexdigest()
+
+
+def _plain(value: Any) -> str:
+    return repr(value) if type(value) in _PLAIN else type(value).__qualname__
+
+
+def _name_of_item(item: tuple[Any, Any]) -> str:
+    return str(item[0])
 
 
 def _key(key: Any) -> str:
@@ -450,27 +468,3 @@ def _is_pythons(cls: type) -> bool:
 def _name(value: Any) -> str:
     name = getattr(value, "__qualname__", None)
     return f"{value.__module__}.{name}" if isinstance(name, str) else f"an object of {type(value).__qualname__}"
-
-
-def digests_of(code: types.CodeType) -> set[str]:
-    """Return the digests of code and of all code that is nested in it."""
-    found = {code_digest(code)}
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            found |= digests_of(constant)
-    return found
-
-
-def names_of(codes: Iterable[types.CodeType]) -> frozenset[str]:
-    """Return all names and constant texts of code: what it may look up by name is among them."""
-    found: set[str] = set()
-    left = list(codes)
-    while left:
-        code = left.pop()
-        found.update(code.co_names)
-        for constant in code.co_consts:
-            if isinstance(constant, types.CodeType):
-                left.append(constant)
-            elif isinstance(constant, str):
-                found.add(constant)
-    return frozenset(found)

@@ -8,6 +8,7 @@ Names that Dynamo gave to globals of the frame's module are numbered in a record
 
 from __future__ import annotations
 
+import builtins
 import hashlib
 import itertools
 import os
@@ -22,7 +23,8 @@ import msgspec
 
 from fxpool.codecache.code import proof
 from fxpool.frames import byte_code, code_locations
-from fxpool.frames.identity import Describer, NoDescriptionError, code_digest
+from fxpool.frames.code_digests import code_digest
+from fxpool.frames.identity import Describer, NoDescriptionError
 from fxpool.torch_compat.dynamo import frames
 from fxpool.torch_compat.frames import unguarded_facts
 from fxpool.torch_compat.frames.frame_conversion import Call, rest_function
@@ -36,6 +38,7 @@ __all__ = [
     "Record",
     "Result",
     "UnfitError",
+    "builtin_texts",
     "by_name",
     "check_objects",
     "check_process",
@@ -108,8 +111,9 @@ class Record(msgspec.Struct, kw_only=True):
 
     `answers` are (module, attribute, whether there is one) of modules that compute their attributes, and
     `listed` are (module, class, digest of the names in it), or ("", module, digest), where code calls ``dir()``.
-    `operators` are the program's operators that ran on tensors without data, with digests of their code.
-    `proof` is the number of facts that were changed in a copy, which then did not fit.
+    `operators` are the program's operators that ran on tensors without data, with digests of their code, `pythons` the
+    builtins that the code mentions, with texts. `proof` is the number of facts that were changed in a copy, which then
+    did not fit.
     """
 
     guards: Guards
@@ -127,6 +131,7 @@ class Record(msgspec.Struct, kw_only=True):
     traced: list[tuple[str, str, int, str]] = []
     scopes: list[tuple[str, list[str]]] = []
     environment: str = ""
+    pythons: list[tuple[str, str]] = []
     devices: list[str] | None = None
     virtual: dict[str, list[str]] = {}
     results: list[Result] = []
@@ -230,6 +235,9 @@ def check_process(record: Record, call: Call) -> None:
     looked_up = mentioned | frozenset(record.computed)
     if record.environment and record.environment != environment(looked_up):
         raise UnfitError("the environment is another, which the code reads")
+    if (pythons := builtin_texts(mentioned)) != record.pythons:
+        name, _ = min({*pythons} ^ {*record.pythons})
+        raise UnfitError(f"Python's {name} is another")
     if record.devices is not None and record.devices != unguarded_facts.devices():
         raise UnfitError("CUDA has other devices, which the code asks for")
     for name, there in record.scopes:
@@ -332,6 +340,7 @@ def difference(then: Record, now: Record) -> str | None:
         "answers",
         "listed",
         "operators",
+        "pythons",
         "environment",
         "said",
         "names",
@@ -374,6 +383,19 @@ def listed_names(module: str, name: str) -> str:
     except Exception:  # the program's: Dynamo reports it
         names = []
     return hashlib.blake2b(repr(names).encode(), digest_size=8).hexdigest()
+
+
+def builtin_texts(mentioned: frozenset[str]) -> list[tuple[str, str]]:
+    """Return the builtins that code mentions, with a text of each: a program may replace them and add to them."""
+    return [(name, _builtin_text(vars(builtins)[name])) for name in sorted(mentioned & vars(builtins).keys())]
+
+
+def _builtin_text(value: Any) -> str:
+    if isinstance(value, (type, types.BuiltinFunctionType)):
+        return f"{value.__module__}.{value.__qualname__}"
+    if isinstance(value, types.FunctionType):
+        return f"{value.__module__}.{value.__qualname__} {code_digest(value.__code__)}"
+    return f"{type(value).__name__} {unguarded_facts.without_addresses(repr(value))}"
 
 
 def operator_digest(name: str) -> str:

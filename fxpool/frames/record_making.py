@@ -17,13 +17,15 @@ from typing import Any
 import msgspec
 
 from fxpool.frames import byte_code, code_locations, untraced_code
-from fxpool.frames.identity import Describer, NoDescriptionError, code_digest, digests_of, names_of
+from fxpool.frames.code_digests import code_digest, digests_of, names_of
+from fxpool.frames.identity import Describer, NoDescriptionError
 from fxpool.frames.record import (
     Fitted,
     Read,
     Record,
     Result,
     UnfitError,
+    builtin_texts,
     by_name,
     check_objects,
     check_process,
@@ -81,6 +83,8 @@ def make(call: Call, recorder: Recorder, recipe_of: Callable[[Callable[..., Any]
         if row[0] == "rest":
             row[1] = _dumped(row[1], renamed)
     mentioned = names_of([call.code, *recorder.inlined])
+    if recorder.has_sets and recorder.reads_order:
+        raise RefusedError("object", "the order of a set, which Dynamo takes for a constant")
     if unstable := mentioned & _UNSTABLE:
         raise RefusedError("object", f"the code reads {min(unstable)}, which differs between processes or with an edit")
     computed = (recorder.keys | {name for _, name in recorder.attributes}) - mentioned
@@ -104,6 +108,7 @@ def make(call: Call, recorder: Recorder, recipe_of: Callable[[Callable[..., Any]
         answers=_answers(recorder),
         listed=_listed(recorder),
         operators=_operators(recorder),
+        pythons=builtin_texts(mentioned),
     )
     with _describing():
         try:
@@ -286,7 +291,13 @@ def prove(record: Record, call: Call, fitted: Fitted) -> int:
 
 def _changes(record: Record, call: Call, fitted: Fitted) -> Iterator[tuple[str, Callable[[], object], Any]]:
     """Yield the name of a fact, a comparison with a copy in which it is changed, and the fact."""
-    only = Record(guards=record.guards, tree=guard_tree.Tree(), code=record.code, mentioned=record.mentioned)
+    only = Record(
+        guards=record.guards,
+        tree=guard_tree.Tree(),
+        code=record.code,
+        mentioned=record.mentioned,
+        pythons=record.pythons,
+    )
 
     def process(**facts: Any) -> Callable[[], None]:
         return lambda: check_process(msgspec.structs.replace(only, **facts), call)
@@ -304,6 +315,9 @@ def _changes(record: Record, call: Call, fitted: Fitted) -> Iterator[tuple[str, 
         yield "a result", process(results=[msgspec.structs.replace(result, text=f"{result.text}'")]), result
     for module, name, answer in record.answers:
         yield "an answer", process(answers=[(module, name, not answer)]), name
+    for at, (name, text) in enumerate(record.pythons):
+        others = [*record.pythons[:at], (name, f"{text}'"), *record.pythons[at + 1 :]]
+        yield "a builtin", process(pythons=others), name
     for name, digest in record.operators:
         yield "an operator", process(operators=[(name, f"{digest}'")]), name
     for module, name, digest in record.listed:

@@ -33,7 +33,7 @@ from fxpool.codecache.store.store import LocalStore
 from fxpool.errors import CannotReturnError, CannotTravelError, CorruptEntryError, FxpoolError
 from fxpool.frames import fact_text, record_making
 from fxpool.frames import record as records
-from fxpool.frames.identity import code_digest
+from fxpool.frames.code_digests import code_digest
 from fxpool.frames.record_making import RefusedError
 from fxpool.lowering.artifact import load, sharing, torch_artifacts
 from fxpool.lowering.artifact.entry_content import Content, content_of

@@ -18,7 +18,7 @@ import torch
 
 from fxpool.torch_compat.frames.unguarded_facts import is_folded
 
-__all__ = ["ANSWERING", "depending", "globals_of", "holding", "is_answering"]
+__all__ = ["ANSWERING", "depending", "globals_of", "holding", "is_answering", "is_librarys", "is_librarys_name"]
 
 #: A module with one of these names may have attributes that are not in its namespace.
 ANSWERING = frozenset(("__getattr__",))
@@ -46,6 +46,12 @@ _SEEN = frozenset(
         "__getattr__", "__doc__",
     )
 )  # fmt: skip
+# Names under which code reads more than it names.
+_READING = frozenset(
+    ("__bases__", "__builtins__", "__dict__", "__globals__", "__import__", "__mro__", "__subclasses__", "dir", "eval",
+     "exec", "getattr", "globals", "hasattr", "hash", "id", "locals", "open", "vars")
+)  # fmt: skip
+_LOADING = frozenset(("IMPORT_NAME", "LOAD_GLOBAL", "LOAD_NAME"))
 # Special methods that run when an object is made, or that Dynamo traces.
 _OF_OBJECTS = _SEEN | {
     "__post_init__",
@@ -69,7 +75,7 @@ def depending(cls: type) -> Iterator[types.FunctionType]:
 
 def holding(cls: type) -> Iterator[types.FunctionType]:
     """Yield the special methods of a class that have an object in a closure: Dynamo makes no guard on it."""
-    for name, value in () if _is_librarys(cls) else vars(cls).items():
+    for name, value in () if is_librarys(cls) else vars(cls).items():
         function = getattr(value, "__func__", value)
         if name.startswith("__") and name not in _OF_OBJECTS and isinstance(function, types.FunctionType):
             for cell in function.__closure__ or ():
@@ -90,28 +96,29 @@ def _run(cls: type) -> Iterator[tuple[types.FunctionType, bool]]:
     """
     metaclass: Any = type(cls)
     for base in metaclass.__mro__:
-        if not _is_librarys(base):
+        if not is_librarys(base):
             for name, value in vars(base).items():
                 if name.startswith("__") and name not in _SEEN and isinstance(value, types.FunctionType):
                     yield value, False
     for base in cls.__mro__:
-        if not _is_librarys(base):
+        if not is_librarys(base):
             hook, own_class = vars(base).get("__subclasshook__"), vars(base).get("__class__")
             for value in (getattr(hook, "__func__", hook), getattr(own_class, "fget", None)):
-                if isinstance(value, types.FunctionType) and not _is_librarys(value):
+                if isinstance(value, types.FunctionType) and not is_librarys(value):
                     yield value, False
     if is_folded(cls):
         for base in cls.__mro__:
-            if not _is_librarys(base):
+            if not is_librarys(base):
                 for name, value in vars(base).items():
                     function = getattr(value, "__func__", value)
                     is_run = name == "_missing_" or (name.startswith("__") and name not in _OF_OBJECTS)
-                    if is_run and isinstance(function, types.FunctionType) and not _is_librarys(function):
+                    is_run = is_run or (issubclass(cls, enum.Enum) and _has_special(base))  # special methods call it
+                    if is_run and isinstance(function, types.FunctionType) and not is_librarys(function):
                         yield function, issubclass(cls, enum.Enum)
     if issubclass(cls, enum.Enum):
         for value in vars(cls).values():
             getter = getattr(value, "fget", None)
-            if isinstance(getter, types.FunctionType) and not _is_librarys(getter):
+            if isinstance(getter, types.FunctionType) and not is_librarys(getter):
                 yield getter, True
 
 
@@ -121,7 +128,10 @@ def _is_simple(function: types.FunctionType, *, attributes: bool) -> bool:
     With `attributes` it may read those of any name.
     """
     code = function.__code__
-    if not {*code.co_freevars} <= {"__class__"}:
+    if not {*code.co_freevars} <= {"__class__"} or function.__defaults__ or function.__kwdefaults__:
+        return False
+    nested = [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
+    if nested or not _READING.isdisjoint(code.co_names):
         return False
     names = globals_of(code) if attributes else {*code.co_names}
     special = {name for name in names if name.startswith("__") and name.endswith("__")}
@@ -131,9 +141,25 @@ def _is_simple(function: types.FunctionType, *, attributes: bool) -> bool:
 @functools.lru_cache(maxsize=4096)
 def globals_of(code: types.CodeType) -> frozenset[str]:
     """Return the names of globals and builtins that code reads."""
-    return frozenset(one.argval for one in dis.get_instructions(code) if one.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
+    return frozenset(one.argval for one in dis.get_instructions(code) if one.opname in _LOADING)
 
 
-def _is_librarys(value: Any) -> bool:
+def _has_special(cls: type) -> bool:
+    """Return whether a class has special methods that Dynamo runs."""
+    functions = ((name, getattr(value, "__func__", value)) for name, value in vars(cls).items())
+    return any(
+        (name == "_missing_" or (name.startswith("__") and name not in _OF_OBJECTS))
+        and isinstance(function, types.FunctionType)
+        and not is_librarys(function)
+        for name, function in functions
+    )
+
+
+def is_librarys(value: Any) -> bool:
     """Return whether a class or function is of torch or Python's library."""
-    return str(value.__module__).partition(".")[0] in _LIBRARIES
+    return is_librarys_name(str(value.__module__))
+
+
+def is_librarys_name(module: str) -> bool:
+    """Return whether a module is torch's or of Python's library."""
+    return module.partition(".")[0] in _LIBRARIES

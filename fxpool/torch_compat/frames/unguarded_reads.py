@@ -136,14 +136,14 @@ def _keys(recorder: Recorder) -> Iterator[_Patch]:
             recorder.keys.add(text.decode(errors="surrogateescape"))  # an environment variable
         return get(variable, tx, key)
 
-    def contains(variable: Any, key: Any) -> bool:
-        _realized(key)  # which makes its guards
-        return bool(has(variable, key))
+    def initialize(tracker: Any, variable: Any, *arguments: Any, **named: Any) -> None:
+        key_made(tracker, _realized(variable) or variable, *arguments, **named)  # which makes its guards
 
     get = dicts.ConstDictVariable.getitem_const_raise_exception_if_absent
-    has = dicts.ConstDictVariable.__contains__
     yield dicts.ConstDictVariable, get.__name__, item
-    yield dicts.ConstDictVariable, has.__name__, contains
+    tracker = getattr(dicts, "HashableTracker", None) or dicts.ConstDictVariable._HashableTracker
+    key_made = tracker.__init__
+    yield tracker, key_made.__name__, initialize
 
 
 def _builtins(recorder: Recorder) -> Iterator[_Patch]:
@@ -156,7 +156,7 @@ def _builtins(recorder: Recorder) -> Iterator[_Patch]:
                 _hear_builtin(recorder, function, [_value(one) for one in arguments[:2]], tx)
             if named or not any(function is one for one in _WITHOUT_ORDER):
                 for one in arguments:
-                    _refuse_order(recorder, one)
+                    _note_order(recorder, one)
             return original(variable, tx, arguments, named)
 
         return call
@@ -250,11 +250,11 @@ def _operators(recorder: Recorder) -> Iterator[_Patch]:
 
 
 def _sets(recorder: Recorder) -> Iterator[_Patch]:
-    """The order of sets: texts have another hash in each process."""
+    """The order of sets that the program has. Sets that traced code makes have the order in which it adds elements."""
 
     def in_order(original: Callable[..., Any]) -> Callable[..., Any]:
         def read(variable: Any, *arguments: Any, **named: Any) -> Any:
-            _refuse_order(recorder, variable)
+            _note_order(recorder, variable)
             return original(variable, *arguments, **named)
 
         return read
@@ -262,12 +262,26 @@ def _sets(recorder: Recorder) -> Iterator[_Patch]:
     def popping(original: Callable[..., Any]) -> Callable[..., Any]:
         def method(variable: Any, tx: Any, name: str, *arguments: Any, **named: Any) -> Any:
             if name == "pop":
-                _refuse_order(recorder, variable)
+                _note_order(recorder, variable)
             return original(variable, tx, name, *arguments, **named)
 
         return method
 
+    def initialized(original: Callable[..., Any]) -> Callable[..., Any]:
+        def initialize(variable: Any, *arguments: Any, **named: Any) -> None:
+            original(variable, *arguments, **named)
+            recorder.has_sets |= variable.source is not None and len(variable.items) > 1
+
+        return initialize
+
+    def create(value: Any, **named: Any) -> Any:
+        recorder.has_sets |= isinstance(value, (set, frozenset)) and len(value) > 1
+        return made(value, **named)
+
     classes = _unordered()
+    made = constant.ConstantVariable.create
+    yield constant.ConstantVariable, "create", staticmethod(create)
+    yield from _methods(classes, ("__init__",), initialized)
     yield from _methods([*classes, constant.ConstantVariable], _IN_ORDER, in_order)
     yield from _methods(classes, ("call_method",), popping)
 
@@ -280,7 +294,8 @@ def _unordered() -> tuple[Any, ...]:
     return tuple(cls for name in names if (cls := getattr(module, name, None)) is not None)
 
 
-def _refuse_order(recorder: Recorder, variable: Any) -> None:
+def _note_order(recorder: Recorder, variable: Any) -> None:
+    """Note that the elements of a set are read in their order, which may come from one that the program has."""
     variable = _realized(variable)
     is_ordered = type(variable).__name__.startswith(("OrderedSet", "DictKey"))
     if is_ordered or not isinstance(variable, (constant.ConstantVariable, *_unordered())):
@@ -289,7 +304,7 @@ def _refuse_order(recorder: Recorder, variable: Any) -> None:
     elements = attributes.get("items")  # of a literal, there is a value
     elements = elements if isinstance(elements, dict) else attributes.get("value")
     if isinstance(elements, (dict, set, frozenset)) and len(elements) > 1:
-        recorder.refuse("object", "the order of a set, which Dynamo takes for a constant")
+        recorder.reads_order = True
 
 
 def _opaque(recorder: Recorder) -> Iterator[_Patch]:
