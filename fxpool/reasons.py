@@ -465,7 +465,7 @@ TABLES: dict[str, dict[str, Reason]] = {
 }
 # Prefixes that are followed by another reason.
 _BEFORE_OTHERS = ("fx:", "return:", "borrowed:", "stage:", "refused:")
-#: Names of ``frames`` that are no reasons.
+#: Names of ``frames`` that are counts of successes.
 NO_REASONS = frozenset(("served", "traced", "kept", "verified", "other_sizes"))
 
 

@@ -147,7 +147,8 @@ class Describer:
         if isinstance(value, (type, types.FunctionType, *_IN_C)):
             return self.identity(value)
         if isinstance(value, types.MethodType):
-            return self.identity(value.__func__)
+            owner = self.identity(value.__self__) if isinstance(value.__self__, type) else ""
+            return f"{self.identity(value.__func__)} {owner}"
         if isinstance(value, types.CellType):
             return str(self._cell(value))
         found = [self.identity(type(value))] if not _is_pythons(type(value)) else [type(value).__qualname__]

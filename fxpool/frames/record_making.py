@@ -217,7 +217,7 @@ def _operators(recorder: Recorder) -> list[tuple[str, str]]:
             if not operators.is_torchs_higher_order(target):
                 raise RefusedError("object", f"the higher-order operator {operators.higher_order_name(target)}")
         elif not _is_torchs(target):
-            raise RefusedError("object", f"what {operators.pretty_name(target)} calls, which runs in the graph")
+            raise RefusedError("object", f"{operators.pretty_name(target)}, which runs in the graph")
         elif (operators.is_overload(target) or operators.is_packet(target)) and not operators.is_builtin(target):
             name = operators.overload_name(target) if operators.is_overload(target) else operators.packet_name(target)
             try:

@@ -139,7 +139,7 @@ class _Recipes:
     def complete(self, record: records.Record, keep: Callable[[records.Record | None], None]) -> None:
         """Call `keep` once all recipes of a record are there: now, or in the thread that has the last one.
 
-        It gets None if one of the graphs has none.
+        It gets None if a graph lacks a recipe.
         """
         waiting = iter(self._later)
 
@@ -367,7 +367,7 @@ def _handed_over(match: _Match, call: frame_conversion.Call) -> Any:
 
 
 def _keep(record: records.Record | None, *, digest: str, attempt: Attempt, origin: Origin) -> None:
-    """Write a record into the cache, whose recipes are complete; None: it has none of them."""
+    """Write a record with complete recipes into the cache. None: a graph lacks a recipe."""
     try:
         if record is None:
             raise RefusedError("graph", "a graph that was compiled in the background is not in the cache")

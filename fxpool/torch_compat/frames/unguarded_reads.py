@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._dynamo import guards as torchs
 from torch._dynamo import output_graph, symbolic_convert
-from torch._dynamo.variables import builder, builtin, constant, dicts, functions, misc, script_object, tensor
+from torch._dynamo.variables import builder, builtin, constant, dicts, functions, lists, misc, script_object, tensor
 
 from fxpool.torch_compat.frames import unguarded_facts
 from fxpool.torch_compat.operators import code_owner
@@ -34,6 +34,13 @@ __all__ = ["heard"]
 
 _Patch = tuple[Any, str, Any]
 
+_LITERALS = (type(None), bool, int, float, complex, str, bytes)
+# Sources of Dynamo's that name, index or look up.
+_PLAIN_WAYS = frozenset(
+    ("AttrSource", "ClosureSource", "DefaultsSource", "DictGetItemSource", "FSDPNNModuleSource", "GenericAttrSource",
+     "GetItemSource", "GlobalSource", "ListGetItemSource", "LocalSource", "NNModuleSource", "TypeSource",
+     "UnspecializedBuiltinNNModuleSource", "UnspecializedNNModuleSource", "UnspecializedParamBufferSource")
+)  # fmt: skip
 # Methods that look up an attribute; releases have some of them.
 _LOOKUPS = ("call_obj_hasattr", "var_getattr", "tp_getattro_impl")
 # Methods that read the elements of a set in their order; releases have some of them.
@@ -65,7 +72,7 @@ def heard(recorder: Recorder) -> Iterator[None]:
     Dynamo's lock must be held.
     """
     with contextlib.ExitStack() as stack:
-        for listen in (_skipped_guards, _lookups, _keys, _builtins, _calls, _constants, _operators, _sets, _opaque):
+        for listen in _LISTENERS:
             for owner, name, replacement in listen(recorder):
                 stack.enter_context(patched(owner, name, replacement))
         yield
@@ -86,6 +93,36 @@ def _skipped_guards(recorder: Recorder) -> Iterator[_Patch]:
 
     original = builder.VariableBuilder._wrap
     yield builder.VariableBuilder, "_wrap", wrap
+
+
+def _unguarded(recorder: Recorder) -> Iterator[_Patch]:
+    """Objects that Dynamo wraps without any guard, or meets again under another source."""
+
+    def call(self: Any, value: Any) -> Any:
+        variable = original(self, value)
+        source = self.source
+        if type(value) not in _LITERALS and _is_plain_way(source) and source.name not in guarded:
+            torchs.install_guard(source.make_guard(torchs.GuardBuilder.TYPE_MATCH))
+        return variable
+
+    def add(guards: Any, guard: Any, **named: Any) -> Any:
+        if (source := guard.originating_source) is not None:
+            guarded.add(source.name)
+        return added(guards, guard, **named)
+
+    guarded: set[str] = set()
+    original, added = builder.VariableBuilder.__call__, torch._guards.GuardsSet.add
+    yield torch._guards.GuardsSet, added.__name__, add
+    yield builder.VariableBuilder, original.__name__, call
+
+
+def _is_plain_way(source: Any) -> bool:
+    """Return whether a source leads to an object by names, keys and indices only, so that a guard can be made."""
+    while source is not None:
+        if type(source).__name__ not in _PLAIN_WAYS:
+            return False
+        source = getattr(source, "base", None)
+    return True
 
 
 def _is_taken_for_constant(value: Any) -> bool:
@@ -267,6 +304,15 @@ def _sets(recorder: Recorder) -> Iterator[_Patch]:
 
         return method
 
+    def extending(original: Callable[..., Any]) -> Callable[..., Any]:
+        def method(variable: Any, tx: Any, name: str, arguments: Sequence[Any], *others: Any, **named: Any) -> Any:
+            if name in ("extend", "extendleft", "__iadd__"):
+                for one in arguments:
+                    _note_order(recorder, one)
+            return original(variable, tx, name, arguments, *others, **named)
+
+        return method
+
     def initialized(original: Callable[..., Any]) -> Callable[..., Any]:
         def initialize(variable: Any, *arguments: Any, **named: Any) -> None:
             original(variable, *arguments, **named)
@@ -284,6 +330,7 @@ def _sets(recorder: Recorder) -> Iterator[_Patch]:
     yield from _methods(classes, ("__init__",), initialized)
     yield from _methods([*classes, constant.ConstantVariable], _IN_ORDER, in_order)
     yield from _methods(classes, ("call_method",), popping)
+    yield from _methods([getattr(lists, "CommonListMethodsVariable", lists.ListVariable)], ("call_method",), extending)
 
 
 @functools.cache
@@ -323,6 +370,11 @@ def _opaque(recorder: Recorder) -> Iterator[_Patch]:
     names = ("OpaqueObjectClassVariable", "TorchScriptObjectVariable")
     classes = [cls for name in names if (cls := getattr(script_object, name, None)) is not None]
     yield from _methods(classes, ("call_function", "call_method", "richcompare_impl"), running)
+
+
+_LISTENERS = (
+    _skipped_guards, _unguarded, _lookups, _keys, _builtins, _calls, _constants, _operators, _sets, _opaque,
+)  # fmt: skip
 
 
 def _realized(variable: Any) -> Any:
