@@ -33,6 +33,7 @@ from fxpool.torch_compat.frames import unguarded_facts
 __all__ = ["Describer", "NoDescriptionError"]
 
 _PLAIN = frozenset((type(None), bool, int, float, complex, str, bytes, type(Ellipsis), type(NotImplemented)))
+_NUMBERS = (bool, int, float, complex)
 _OF_TORCH = (torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size)
 _CONTAINERS = (list, dict, set, types.MappingProxyType)
 _IN_C = (
@@ -157,7 +158,7 @@ class Describer:
         if isinstance(value, dict):  # Dynamo makes no guard on a key that it looked for in vain
             found.append(_keys(value, self._keys_of(value), looked_up))
         if isinstance(value, (set, frozenset)):
-            found.append(repr([*map(_key, value)]))  # their order, which tracing may have read
+            found.append(_elements(value))
         found += self._attribute_names(value)
         found += _text_in_c(value)
         return " ".join(found)
@@ -404,6 +405,12 @@ def _keys(value: dict[Any, Any], keys: Set[Any], looked_up: frozenset[str]) -> s
     else:
         texts = [*map(_key, keys)]
     return hashlib.blake2b(repr(sorted(texts)).encode(), digest_size=8).hexdigest()
+
+
+def _elements(value: Any) -> str:
+    """Return the elements of a set: numbers in their order, others sorted, whose order is another in each process."""
+    texts = [*map(_key, value)]
+    return repr(texts if all(type(one) in _NUMBERS for one in value) else sorted(texts))
 
 
 def _plain(value: Any) -> str:
