@@ -83,8 +83,6 @@ def make(call: Call, recorder: Recorder, recipe_of: Callable[[Callable[..., Any]
         if row[0] == "rest":
             row[1] = _dumped(row[1], renamed)
     mentioned = names_of([call.code, *recorder.inlined])
-    if recorder.has_sets and recorder.reads_order:
-        raise RefusedError("object", "the order of a set, which Dynamo takes for a constant")
     if unstable := mentioned & _UNSTABLE:
         raise RefusedError("object", f"the code reads {min(unstable)}, which differs between processes or with an edit")
     computed = (recorder.keys | {name for _, name in recorder.attributes}) - mentioned

@@ -36,7 +36,7 @@ class Recorder:
     `attributes` are (module, name) of lookups of a module's attributes, and `keys` the texts that were looked up in
     dictionaries or as attributes of tensors: code may compute these names. `listed` are modules and classes whose names
     code listed with ``dir()``. `targets` are operators and functions that ran on tensors without data, by their ids.
-    `has_sets`: the program has sets of several elements; `reads_order`: elements of some set were read in order.
+    `literals` are Dynamo's variables for sets in byte code, by their ids.
     `refusal` says why the frame can't be kept, as a reason and a text.
     """
 
@@ -56,8 +56,7 @@ class Recorder:
         self.keys: set[str] = set()
         self.listed: list[types.ModuleType | type] = []
         self.targets: dict[int, Any] = {}
-        self.has_sets = False
-        self.reads_order = False
+        self.literals: dict[int, Any] = {}
         self.refusal: tuple[str, str] | None = None
 
     def refuse(self, reason: str, detail: str) -> None:

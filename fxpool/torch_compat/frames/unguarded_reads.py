@@ -13,6 +13,7 @@ import functools
 import importlib
 import importlib.metadata
 import importlib.util
+import operator
 import sys
 import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -57,7 +58,15 @@ _DESCRIPTORS = (
     types.MemberDescriptorType,
 )
 # Python's functions whose results do not depend on the order of a set.
-_WITHOUT_ORDER = (all, any, bool, frozenset, id, isinstance, issubclass, len, set, sorted, type)
+_WITHOUT_ORDER = (
+    all, any, bool, id, isinstance, issubclass, len, operator.contains, operator.eq, operator.ge, operator.gt,
+    operator.le, operator.lt, operator.ne, operator.not_, operator.truth, sorted, type,
+)  # fmt: skip
+# Methods of sets that do not read in order.
+_METHODS_WITHOUT_ORDER = frozenset(
+    ("__contains__", "__eq__", "__ge__", "__gt__", "__hash__", "__le__", "__len__", "__lt__", "__ne__", "add", "clear",
+     "discard", "isdisjoint", "issubset", "issuperset", "remove")
+)  # fmt: skip
 # Dynamo's classes for Python's functions end with this.
 _OF_BUILTINS = "BuiltinVariable"
 # Numbers that are their own hash.
@@ -193,7 +202,7 @@ def _builtins(recorder: Recorder) -> Iterator[_Patch]:
                 _hear_builtin(recorder, function, [_value(one) for one in arguments[:2]], tx)
             if named or not any(function is one for one in _WITHOUT_ORDER):
                 for one in arguments:
-                    _note_order(recorder, one)
+                    _refuse_order(recorder, one)
             return original(variable, tx, arguments, named)
 
         return call
@@ -291,16 +300,17 @@ def _sets(recorder: Recorder) -> Iterator[_Patch]:
 
     def in_order(original: Callable[..., Any]) -> Callable[..., Any]:
         def read(variable: Any, *arguments: Any, **named: Any) -> Any:
-            _note_order(recorder, variable)
+            _refuse_order(recorder, variable)
             return original(variable, *arguments, **named)
 
         return read
 
-    def popping(original: Callable[..., Any]) -> Callable[..., Any]:
-        def method(variable: Any, tx: Any, name: str, *arguments: Any, **named: Any) -> Any:
-            if name == "pop":
-                _note_order(recorder, variable)
-            return original(variable, tx, name, *arguments, **named)
+    def combining(original: Callable[..., Any]) -> Callable[..., Any]:
+        def method(variable: Any, tx: Any, name: str, arguments: Sequence[Any], *others: Any, **named: Any) -> Any:
+            if name not in _METHODS_WITHOUT_ORDER:
+                for one in (variable, *arguments):
+                    _refuse_order(recorder, one)
+            return original(variable, tx, name, arguments, *others, **named)
 
         return method
 
@@ -308,28 +318,22 @@ def _sets(recorder: Recorder) -> Iterator[_Patch]:
         def method(variable: Any, tx: Any, name: str, arguments: Sequence[Any], *others: Any, **named: Any) -> Any:
             if name in ("extend", "extendleft", "__iadd__"):
                 for one in arguments:
-                    _note_order(recorder, one)
+                    _refuse_order(recorder, one)
             return original(variable, tx, name, arguments, *others, **named)
 
         return method
 
-    def initialized(original: Callable[..., Any]) -> Callable[..., Any]:
-        def initialize(variable: Any, *arguments: Any, **named: Any) -> None:
-            original(variable, *arguments, **named)
-            recorder.has_sets |= variable.source is not None and len(variable.items) > 1
-
-        return initialize
-
     def create(value: Any, **named: Any) -> Any:
-        recorder.has_sets |= isinstance(value, (set, frozenset)) and len(value) > 1
-        return made(value, **named)
+        variable = made(value, **named)
+        if isinstance(value, (set, frozenset)):
+            recorder.literals[id(variable)] = variable
+        return variable
 
     classes = _unordered()
     made = constant.ConstantVariable.create
     yield constant.ConstantVariable, "create", staticmethod(create)
-    yield from _methods(classes, ("__init__",), initialized)
     yield from _methods([*classes, constant.ConstantVariable], _IN_ORDER, in_order)
-    yield from _methods(classes, ("call_method",), popping)
+    yield from _methods(classes, ("call_method",), combining)
     yield from _methods([getattr(lists, "CommonListMethodsVariable", lists.ListVariable)], ("call_method",), extending)
 
 
@@ -341,8 +345,8 @@ def _unordered() -> tuple[Any, ...]:
     return tuple(cls for name in names if (cls := getattr(module, name, None)) is not None)
 
 
-def _note_order(recorder: Recorder, variable: Any) -> None:
-    """Note that the elements of a set are read in their order, which may come from one that the program has."""
+def _refuse_order(recorder: Recorder, variable: Any) -> None:
+    """Refuse the frame if the elements of a set that the program has are read in their order."""
     variable = _realized(variable)
     is_ordered = type(variable).__name__.startswith(("OrderedSet", "DictKey"))
     if is_ordered or not isinstance(variable, (constant.ConstantVariable, *_unordered())):
@@ -350,8 +354,9 @@ def _note_order(recorder: Recorder, variable: Any) -> None:
     attributes = _attributes(variable)
     elements = attributes.get("items")  # of a literal, there is a value
     elements = elements if isinstance(elements, dict) else attributes.get("value")
-    if isinstance(elements, (dict, set, frozenset)) and len(elements) > 1:
-        recorder.reads_order = True
+    is_programs = attributes.get("source") is not None or id(variable) in recorder.literals
+    if is_programs and isinstance(elements, (dict, set, frozenset)) and len(elements) > 1:
+        recorder.refuse("object", "the order of a set, which Dynamo takes for a constant")
 
 
 def _opaque(recorder: Recorder) -> Iterator[_Patch]:
