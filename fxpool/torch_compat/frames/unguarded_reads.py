@@ -144,16 +144,16 @@ def _lookups(recorder: Recorder) -> Iterator[_Patch]:
     """Names of attributes of modules and tensors, which code may compute."""
 
     def of_module(original: Callable[..., Any]) -> Callable[..., Any]:
-        def look_up(variable: Any, tx: Any, name: str, *arguments: Any) -> Any:
+        def look_up(variable: Any, tx: Any, name: str, *arguments: Any, **named: Any) -> Any:
             recorder.attributes.append((variable.value, name))
-            return original(variable, tx, name, *arguments)
+            return original(variable, tx, name, *arguments, **named)
 
         return look_up
 
     def of_tensor(original: Callable[..., Any]) -> Callable[..., Any]:
-        def look_up(variable: Any, tx: Any, name: str, *arguments: Any) -> Any:
+        def look_up(variable: Any, tx: Any, name: str, *arguments: Any, **named: Any) -> Any:
             recorder.keys.add(name)
-            return original(variable, tx, name, *arguments)
+            return original(variable, tx, name, *arguments, **named)
 
         return look_up
 
@@ -274,10 +274,11 @@ def _is_function(variable: Any) -> bool:
 def _constants(recorder: Recorder) -> Iterator[_Patch]:
     """Texts with addresses."""
 
-    def initialize(variable: Any, value: Any, *arguments: Any, **named: Any) -> None:
+    def initialize(variable: Any, *arguments: Any, **named: Any) -> None:
+        value = arguments[0] if arguments else named.get("value")  # a subclass has no value
         if type(value) is str and _ADDRESS in value:
             recorder.refuse("object", "a text with an address")
-        original(variable, value, *arguments, **named)
+        original(variable, *arguments, **named)
 
     original = constant.ConstantVariable.__init__
     yield constant.ConstantVariable, original.__name__, initialize
