@@ -30,7 +30,10 @@ def test_the_second_process_traces_nothing(shared_pool: Path, cache: Path, model
 def test_a_change_is_traced_and_kept_beside_the_other(shared_pool: Path, cache: Path) -> None:
     change = "for model in models: model.blocks[1].rate = 0.25"
     run("net")
-    changed = run("net", change=change)
+    explained = (
+        "import fxpool\ntext = str(fxpool.explain())\nassert 'frames: unfit (1)' in text and 'rate' in text, text"
+    )
+    changed = run("net", change=change, end=explained)
     assert changed["frames"] == {"unfit": 1, "traced": 1, "kept": 1} and changed["captured"] == 1
     again = run("net", change=change)
     assert again["frames"].pop("served") == 1 and again["captured"] == 0
