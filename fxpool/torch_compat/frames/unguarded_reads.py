@@ -231,8 +231,9 @@ def _hear_builtin(recorder: Recorder, function: Any, values: list[Any], tx: Any)
 
 def _is_hash_traced(value: Any) -> bool:
     """Return whether a hash is the number itself, or of a method that Dynamo traces."""
-    own = isinstance(type(value).__hash__, types.FunctionType)
-    return type(value) in _NUMBERS or (own and not unguarded_facts.is_folded(type(value)))
+    code = getattr(type(value).__hash__, "__code__", None)
+    is_written = code is not None and not code.co_filename.startswith("<")  # not by dataclasses, which Dynamo calls
+    return type(value) in _NUMBERS or (is_written and not unguarded_facts.is_folded(type(value)))
 
 
 def _classes_in(value: Any) -> list[Any]:
