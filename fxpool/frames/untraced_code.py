@@ -70,7 +70,17 @@ def is_answering(module: types.ModuleType) -> bool:
 
 def depending(cls: type) -> Iterator[types.FunctionType]:
     """Yield the functions that Dynamo runs for a class or its objects, and whose results depend on more."""
-    return (function for function, attributes in _run(cls) if not _is_simple(function, attributes=attributes))
+    has_data = not issubclass(cls, enum.Enum) or all(_is_data(member._value_) for member in cls.__members__.values())
+    for function, attributes in _run(cls):
+        if not _is_simple(function, attributes=attributes) or (attributes and not has_data):
+            yield function
+
+
+def _is_data(value: Any) -> bool:
+    """Return whether a value is plain data, of which no method is the program's."""
+    if type(value) in (tuple, frozenset):
+        return all(map(_is_data, value))
+    return type(value) in (type(None), bool, int, float, complex, str, bytes)
 
 
 def holding(cls: type) -> Iterator[types.FunctionType]:

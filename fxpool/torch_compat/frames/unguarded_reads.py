@@ -110,16 +110,22 @@ def _unguarded(recorder: Recorder) -> Iterator[_Patch]:
     def call(self: Any, value: Any) -> Any:
         variable = original(self, value)
         source = self.source
-        if type(value) not in _LITERALS and _is_plain_way(source) and source.name not in guarded:
+        if type(value) in _LITERALS or source is None or not _is_plain_way(source):
+            return variable
+        if source.name not in names_in(self.tx.output.guards):
             torchs.install_guard(source.make_guard(torchs.GuardBuilder.TYPE_MATCH))
         return variable
 
     def add(guards: Any, guard: Any, **named: Any) -> Any:
         if (source := guard.originating_source) is not None:
-            guarded.add(source.name)
+            names_in(guards).add(source.name)
         return added(guards, guard, **named)
 
-    guarded: set[str] = set()
+    def names_in(guards: Any) -> set[str]:
+        return guarded.setdefault(id(guards), (set(), guards))[0]
+
+    # By the id of a set of guards: Dynamo makes another where it starts over. They are held, so that no id comes twice.
+    guarded: dict[int, tuple[set[str], Any]] = {}
     original, added = builder.VariableBuilder.__call__, torch._guards.GuardsSet.add
     yield torch._guards.GuardsSet, added.__name__, add
     yield builder.VariableBuilder, original.__name__, call
