@@ -110,6 +110,8 @@ def _around(call: frame_conversion.Call, trace: Callable[[Recorder | None], Any]
     recipes = _Recipes()
     try:
         with interruptions.held_back(), frozen_objects.frozen():
+            if recorder.error is not None:
+                raise recorder.error
             made = record_making.make(call, recorder, recipes.of)
             if found is not None:
                 _doubted.update(recorder.rests())

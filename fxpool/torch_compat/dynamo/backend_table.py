@@ -1,8 +1,8 @@
 """Torch's table of backends: enters ours early (`announce`), and safely for several threads (`admit`).
 
-Torch reads the entry points of other packages only after it has imported all of its own backends, and with them
-AOTAutograd, its partitioner and networkx: 0.1 s, of which a frame that is served without tracing needs nothing. An
-entry point that is in the table already is loaded as any other, without these imports.
+Torch imports all of its own backends before it reads entry points. That loads AOTAutograd, its partitioner and
+networkx, which takes 0.1 s and which a frame that is served without tracing does not need. Torch loads an entry point
+that is in the table already without these imports.
 
 `lookup_backend` checks whether it has the name, loads the entry point, and registers the result under a name that must
 be new. Several threads can pass the check before one of them registers; all others then fail ("duplicate name"). An

@@ -13,7 +13,7 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from torch._dynamo import config, convert_frame, utils
+from torch._dynamo import config, convert_frame, exc, utils
 from torch._dynamo.types import GuardedCode, wrap_guarded_code
 
 from fxpool import forks
@@ -65,8 +65,15 @@ def surround(around: Around) -> None:
                 if recorder is None:
                     return _original(*args, **kwargs)
                 recorder.before = frozenset(call.names)
-                with recording(recorder):
-                    return _original(*args, **{**kwargs, "package": recorder})
+                try:
+                    with recording(recorder):
+                        return _original(*args, **{**kwargs, "package": recorder})
+                except exc.InternalTorchDynamoError as error:
+                    # An error of ours while Dynamo is heard would end the program's compile. If it is Dynamo's, it
+                    # comes again.
+                    answer = _original(*args, **kwargs)
+                    recorder.error = error
+                    return answer
 
             return around(call, trace)
 

@@ -37,7 +37,8 @@ class Recorder:
     dictionaries or as attributes of tensors: code may compute these names. `listed` are modules and classes whose names
     code listed with ``dir()``. `targets` are operators and functions that ran on tensors without data, by their ids.
     `literals` are Dynamo's variables for sets in byte code, by their ids.
-    `refusal` says why the frame can't be kept, as a reason and a text.
+    `refusal` says why the frame can't be kept, as a reason and a text; `error` ended the recording, and the frame was
+    traced without it.
     """
 
     def __init__(self) -> None:
@@ -58,6 +59,7 @@ class Recorder:
         self.targets: dict[int, Any] = {}
         self.literals: dict[int, Any] = {}
         self.refusal: tuple[str, str] | None = None
+        self.error: Exception | None = None
 
     def refuse(self, reason: str, detail: str) -> None:
         """Keep the first reason why the frame can't be kept."""

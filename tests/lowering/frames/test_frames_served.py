@@ -235,12 +235,18 @@ def test_rests_with_variables_of_closures(shared_pool: Path, cache: Path, train:
     [
         ("from fxpool.frames import serving\nserving.key_of = None", {"error:TypeError": 1}),
         ("from fxpool.frames import record_making\nrecord_making.make = None", {"traced": 1, "error:TypeError": 1}),
+        (
+            "from fxpool.torch_compat.frames import recording\nrecording.Recorder.keys = property(lambda _: 1 / 0)\n"
+            "recording.Recorder.keys = recording.Recorder.keys.setter(lambda *_: None)",
+            {"traced": 1, "error:InternalTorchDynamoError": 1},
+        ),
     ],
-    ids=["lookup", "record"],
+    ids=["lookup", "record", "hearing"],
 )
 def test_an_error_here_costs_the_frame_and_not_the_compile(
     shared_pool: Path, cache: Path, broken: str, counted: dict[str, int]
 ) -> None:
     printed, errors = run_with_errors(arguments("net", change=broken), FXPOOL_FRAMES="on")
     assert json.loads(printed.splitlines()[-1])["frames"] == counted
-    assert "is not kept (error:TypeError)" in errors
+    (reason,) = (name for name in counted if name.startswith("error:"))
+    assert f"is not kept ({reason})" in errors
