@@ -25,7 +25,14 @@ import torch
 from fxpool.torch_compat.changes.name_bindings import IMPORT
 from fxpool.torch_compat.changes.substituted_values import is_in_place, is_substitute
 from fxpool.torch_compat.changes.torch_sources import Sources, source
-from fxpool.torch_compat.operators.code_owner import C_CODE, DATA, is_below, is_loaded_module, is_own
+from fxpool.torch_compat.operators.code_owner import (
+    C_CODE,
+    DATA,
+    OPERATOR_MODULES,
+    is_below,
+    is_loaded_module,
+    is_own,
+)
 
 __all__ = ["Foreign", "examine_some", "examined_modules", "foreign", "listed"]
 
@@ -42,7 +49,7 @@ _OF_AUTOGRAD = (
     "torch.sparse", "torch.nested", "torch.autograd", "torch._functorch", "torch.amp", "torch.overrides",
     "torch._jit_internal", "torch._linalg_utils", "torch._lowrank", "torch._numpy", "torch.nn.attention",
     "torch.distributed.tensor", "torch.distributed._functional_collectives", "torch.masked", "torch.compiler",
-    "torch.utils.checkpoint", "torch.random",
+    "torch.utils.checkpoint", "torch.random", *OPERATOR_MODULES,
 )  # fmt: skip
 # Of the module `torch`, names that tracing uses; programs often replace `torch.load` and the like, which it does not.
 _NOT_TRACED = frozenset(

@@ -16,7 +16,7 @@ import torch
 
 from fxpool.torch_compat.changes.name_bindings import CALL, DECORATED, DEFINED, WORDS
 from fxpool.torch_compat.changes.torch_sources import Sources
-from fxpool.torch_compat.operators.code_owner import C_CODE, held_functions, is_torchs_module
+from fxpool.torch_compat.operators.code_owner import C_CODE, OPERATOR_MODULES, held_functions, is_torchs_module
 
 __all__ = ["is_in_place", "is_substitute"]
 
@@ -47,6 +47,8 @@ def is_substitute(module: types.ModuleType, cls: type | None, name: str, value: 
 def _stands_elsewhere(module: types.ModuleType, cls: type | None, name: str, value: Any, sources: Sources) -> bool:
     if cls is not None:
         return _is_substitute_in_class(module, cls, name, value, sources)
+    if module.__name__ in OPERATOR_MODULES:  # without a text; each function is there under the name that it has
+        return _own_name(value) != name
     imported = [
         (owner, there) for owner, there in _sources(module, name, sources) if _get(owner, there) is not _MISSING
     ]

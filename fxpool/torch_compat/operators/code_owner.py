@@ -24,6 +24,7 @@ __all__ = [
     "C_CODE",
     "DATA",
     "MAIN",
+    "OPERATOR_MODULES",
     "ROOTS",
     "cells_of",
     "function_home",
@@ -61,6 +62,11 @@ _PACKAGES = ("typing_extensions", "numpy", "sympy", "mpmath", "networkx", "jinja
 
 # `ops_handler` generates its methods from text, so that nothing tells where they come from.
 _WITH_GENERATED_METHODS = ("torch._inductor.virtualized", "torch._inductor.ops_handler")
+#: Modules of functions in C that call operators; each has the function's own name.
+OPERATOR_MODULES = (
+    "torch._C._nn", "torch._C._special", "torch._C._linalg", "torch._C._fft", "torch._C._sparse", "torch._C._nested",
+    "torch._VF",
+)  # fmt: skip
 #: Types of plain data.
 DATA = frozenset((bool, int, float, complex, str, bytes, list, dict, set, frozenset, tuple, type(None)))
 #: Types of functions in C.
@@ -324,11 +330,10 @@ def operator_function(value: Any) -> str | None:
     if type(value) is not types.BuiltinFunctionType:
         return None
     name = value.__name__
-    homes = (torch._C._VariableFunctions, *(getattr(torch._C, one, None) for one in _OPERATORS))
+    homes = (torch._C._VariableFunctions, *map(sys.modules.get, OPERATOR_MODULES))
     return name if any(getattr(home, name, None) is value for home in homes) and _calls_operator(name) else None
 
 
-_OPERATORS = ("_nn", "_special", "_linalg", "_fft", "_sparse", "_nested")
 # Functions of `torch` that make tensors from Python's values, which are not operators themselves.
 _MAKERS = frozenset(("tensor", "as_tensor", "asarray", "sparse_coo_tensor", "sparse_csr_tensor"))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 import types
 from collections.abc import Callable
 from typing import Any
@@ -44,6 +45,9 @@ def test_torch_as_it_was_imported_has_only_torch_s_code() -> None:
         (torch, "sin", "torch.sin"),
         (F, "relu6", "torch.nn.functional.relu6"),
         (F, "gelu", "torch.nn.functional.gelu"),
+        (torch._C._nn, "cross_entropy_loss", "torch._C._nn.cross_entropy_loss"),
+        (torch._C._linalg, "linalg_norm", "torch._C._linalg.linalg_norm"),
+        (sys.modules["torch._VF"], "stft", "torch._VF.stft"),
         (torch.Tensor, "norm", "torch._tensor.Tensor.norm"),
         (torch.Tensor, "sin", "torch._tensor.Tensor.sin"),
         (torch.Tensor, "__rdiv__", "torch._tensor.Tensor.__rdiv__"),
@@ -67,6 +71,15 @@ def test_what_only_autograd_runs_does_not_count_after_it(monkeypatch: pytest.Mon
     monkeypatch.setattr(torch._refs, "sin", wrapped(torch._refs.sin))
     assert places() == ["torch._refs.sin", "torch.nn.functional.relu6"]
     assert places(after_autograd=True) == ["torch._refs.sin"]
+
+
+@pytest.mark.parametrize("name", ["torch._C._nn.gelu", "torch._C._special.special_i0", "torch._VF.stft"])
+def test_a_function_in_c_under_the_name_of_another_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    module, _, function = name.rpartition(".")
+    monkeypatch.setattr(sys.modules[module], function, torch._C._nn.silu, raising=False)
+    assert places() == [name]
+    monkeypatch.undo()
+    assert places() == []
 
 
 @pytest.mark.parametrize(("name", "other"), [("relu6", "softsign"), ("softsign", "tanhshrink")])
