@@ -355,6 +355,8 @@ def _is_defined(module: types.ModuleType, name: str, value: Any) -> bool:
         return False
     if f"{module.__name__}.{name}" in _REPLACED_BY_DYNAMO and is_own(value):
         return False
+    if module.__name__ in OPERATOR_MODULES:
+        return True  # there is no source to tell an addition from a replaced function
     return name in _names_in_source(module) or hasattr(builtins, name)
 
 

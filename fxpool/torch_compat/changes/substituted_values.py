@@ -47,7 +47,7 @@ def is_substitute(module: types.ModuleType, cls: type | None, name: str, value: 
 def _stands_elsewhere(module: types.ModuleType, cls: type | None, name: str, value: Any, sources: Sources) -> bool:
     if cls is not None:
         return _is_substitute_in_class(module, cls, name, value, sources)
-    if module.__name__ in OPERATOR_MODULES:  # without a text; each function is there under the name that it has
+    if module.__name__ in OPERATOR_MODULES:  # they have no source
         return _own_name(value) != name
     imported = [
         (owner, there) for owner, there in _sources(module, name, sources) if _get(owner, there) is not _MISSING

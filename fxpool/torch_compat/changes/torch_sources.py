@@ -181,7 +181,7 @@ def source(module: types.ModuleType) -> str:
     """Return the text of a module, "" if it can't be read."""
     try:
         return _text(module)
-    except (AttributeError, OSError, TypeError, UnicodeDecodeError):  # a module in C has no file
+    except (OSError, TypeError, UnicodeDecodeError):
         return ""
 
 

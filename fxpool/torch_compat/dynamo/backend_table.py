@@ -1,8 +1,8 @@
 """Torch's table of backends: enters ours early (`announce`), and safely for several threads (`admit`).
 
-Torch imports all of its own backends before it reads entry points. That loads AOTAutograd, its partitioner and
-networkx, which takes 0.1 s and which a frame that is served without tracing does not need. Torch loads an entry point
-that is in the table already without these imports.
+Torch imports every built-in backend before it reads entry points. This takes 0.1 s, because it loads AOTAutograd, its
+partitioner and networkx, and a frame that is served without tracing needs none of them. Torch loads an entry point that
+is already in the table without these imports.
 
 `lookup_backend` checks whether it has the name, loads the entry point, and registers the result under a name that must
 be new. Several threads can pass the check before one of them registers; all others then fail ("duplicate name"). An

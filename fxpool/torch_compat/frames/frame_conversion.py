@@ -69,8 +69,8 @@ def surround(around: Around) -> None:
                     with recording(recorder):
                         return _original(*args, **{**kwargs, "package": recorder})
                 except exc.InternalTorchDynamoError as error:
-                    # An error of ours while Dynamo is heard would end the program's compile. If it is Dynamo's, it
-                    # comes again.
+                    # An error in a listener must not end the program's compile. If the error is Dynamo's, tracing
+                    # again raises it again.
                     answer = _original(*args, **kwargs)
                     recorder.error = error
                     return answer

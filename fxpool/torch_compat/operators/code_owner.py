@@ -62,7 +62,7 @@ _PACKAGES = ("typing_extensions", "numpy", "sympy", "mpmath", "networkx", "jinja
 
 # `ops_handler` generates its methods from text, so that nothing tells where they come from.
 _WITH_GENERATED_METHODS = ("torch._inductor.virtualized", "torch._inductor.ops_handler")
-#: Modules of functions in C that call operators; each has the function's own name.
+#: Modules of functions in C that call operators. Each function is an attribute under its ``__name__``.
 OPERATOR_MODULES = (
     "torch._C._nn", "torch._C._special", "torch._C._linalg", "torch._C._fft", "torch._C._sparse", "torch._C._nested",
     "torch._VF",

@@ -82,6 +82,15 @@ def test_a_function_in_c_under_the_name_of_another_is_found(name: str, monkeypat
     assert places() == []
 
 
+def test_a_second_replaced_function_in_c_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["torch._VF"], "stft", wrapped(torch.stft), raising=False)
+    assert places() == ["torch._VF.stft"]
+    monkeypatch.setattr(sys.modules["torch._VF"], "einsum", wrapped(torch.einsum), raising=False)
+    assert places() == ["torch._VF.einsum", "torch._VF.stft"]
+    monkeypatch.undo()
+    assert places() == []
+
+
 @pytest.mark.parametrize(("name", "other"), [("relu6", "softsign"), ("softsign", "tanhshrink")])
 def test_a_function_of_torch_under_the_name_of_another_is_found(
     name: str, other: str, monkeypatch: pytest.MonkeyPatch
