@@ -7,6 +7,7 @@ import hashlib
 import logging
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -57,8 +58,9 @@ def connect(request: pytest.FixtureRequest, servers: dict[str, str]) -> Connect:
 
 @pytest.fixture
 def levels() -> Iterator[Callable[..., RemoteLevel]]:
-    """Makes levels, and closes them."""
-    made = []
+    """Makes levels, and closes them. Their threads end too, as what they count belongs to this test."""
+    made: list[RemoteLevel] = []
+    before = set(threading.enumerate())
 
     def level(connect: Connect, ring: Keyring = RING, **settings: Any) -> RemoteLevel:
         made.append(RemoteLevel(connect, ring, **{"delay": DELAY, **settings}))
@@ -67,6 +69,8 @@ def levels() -> Iterator[Callable[..., RemoteLevel]]:
     yield level
     for one in made:
         one.close()
+    for thread in set(threading.enumerate()) - before:
+        thread.join(DELAY)
 
 
 @pytest.fixture
