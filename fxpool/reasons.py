@@ -449,6 +449,11 @@ _FRAMES = {
     ),
     "refused:code": Reason("a traced function that no module names, or byte code that can't be stored", _IMPORTABLE),
     "refused:global": Reason("an object that Dynamo keeps for the byte code", _NONE),
+    "refused:profiler": Reason(
+        "a profiler or debugger has what Python has for hearing calls, so that tracing can't be observed",
+        "Compile before the profiler starts.",
+        "modes.md",
+    ),
     "refused:torch": Reason("torch can't serialize the function either", _NONE),
     "refused:": Reason("the function can't be looked up or kept", _NONE),
     "error:": Reason("an error in fxpool, which is logged; the function is traced", "Please report it."),

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dis
 import functools
 import hashlib
 import types
 from collections.abc import Iterable
 from typing import Any
 
-__all__ = ["code_digest", "digests_of", "names_of"]
+__all__ = ["code_digest", "digests_of", "globals_of", "names_of"]
+
+_LOADING = frozenset(("IMPORT_NAME", "LOAD_GLOBAL", "LOAD_NAME"))
 
 
 @functools.lru_cache(maxsize=16384)
@@ -63,3 +66,9 @@ def names_of(codes: Iterable[types.CodeType]) -> frozenset[str]:
             elif isinstance(constant, str):
                 found.add(constant)
     return frozenset(found)
+
+
+@functools.lru_cache(maxsize=4096)
+def globals_of(code: types.CodeType) -> frozenset[str]:
+    """Return the names of globals and builtins that code reads."""
+    return frozenset(one.argval for one in dis.get_instructions(code) if one.opname in _LOADING)

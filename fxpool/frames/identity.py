@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import _abc
 import abc
+import builtins
 import collections
 import contextlib
 import dataclasses
@@ -26,8 +27,8 @@ from typing import Any
 
 import torch
 
-from fxpool.frames import untraced_code
-from fxpool.frames.code_digests import code_digest, digests_of
+from fxpool.frames import unheard_code
+from fxpool.frames.code_digests import code_digest, digests_of, globals_of
 from fxpool.torch_compat.frames import unguarded_facts
 
 __all__ = ["Describer", "NoDescriptionError"]
@@ -139,11 +140,11 @@ class Describer:
         if type(value) in _PLAIN or isinstance(value, _SAID):
             return ""
         if isinstance(value, types.ModuleType):
-            names = {*looked_up, *untraced_code.ANSWERING} & self._keys_of(vars(value))
+            names = {*looked_up, *unheard_code.ANSWERING} & self._keys_of(vars(value))
             if isinstance(value, unguarded_facts.OPERATOR_NAMESPACE):
                 names = {name for name in names if not isinstance(vars(value)[name], unguarded_facts.OPERATORS)}
             kinds = [] if _is_pythons(type(value)) else [self.identity(type(value))]
-            kinds += [self.identity(vars(value)[name]) for name in sorted(names & untraced_code.ANSWERING)]
+            kinds += [self.identity(vars(value)[name]) for name in sorted(names & unheard_code.ANSWERING)]
             return " ".join([*kinds, *sorted(names)])
         if isinstance(value, (type, types.FunctionType, *_IN_C)):
             return self.identity(value)
@@ -161,6 +162,7 @@ class Describer:
             found.append(_elements(value))
         found += self._attribute_names(value)
         found += _text_in_c(value)
+        found += _claimed_class(value)
         return " ".join(found)
 
     def _keys_of(self, value: dict[Any, Any]) -> Set[Any]:
@@ -193,9 +195,7 @@ class Describer:
         if isinstance(value, type):
             return self._class(value)
         if isinstance(value, types.ModuleType):
-            read = (
-                [] if untraced_code.is_librarys_name(value.__name__) else sorted(self._looked_up & vars(value).keys())
-            )
+            read = [] if unheard_code.is_librarys_name(value.__name__) else sorted(self._looked_up & vars(value).keys())
             return ("module", value.__name__, [(name, _plain(vars(value)[name])) for name in read])
         if isinstance(value, types.MethodType):
             return ("method", self.identity(value.__func__), self._value(value.__self__))
@@ -252,11 +252,13 @@ class Describer:
     def _globals(self, function: types.FunctionType) -> Any:
         """Return whose namespace a function reads; what it reads there, if it is not a module's."""
         names = function.__globals__
+        if any(dict.get(vars(builtins), name) is not value for name, value in _builtins_of(function).items()):
+            raise NoDescriptionError(f"{_name(function)}, which has other builtins")
         name = dict.get(names, "__name__")
         module = sys.modules.get(name) if isinstance(name, str) else None
         if module is not None and vars(module) is names:
             return name
-        read = sorted(untraced_code.globals_of(function.__code__) & names.keys())
+        read = sorted(globals_of(function.__code__) & names.keys())
         return (name, [(one, self._content(names[one])) for one in read])
 
     def _class(self, cls: type) -> tuple[Any, ...]:
@@ -270,12 +272,10 @@ class Describer:
             # Some releases make no guards on containers that are attributes of a class.
             texts = [(name, self._attribute(name, one)) for name, one in own]
             rows.append((base.__module__, base.__qualname__, base.__name__, texts))
-            for function in untraced_code.holding(base):
-                raise NoDescriptionError(f"{_name(cls)}, as {_name(function)} holds an object")
-        for function in untraced_code.depending(cls):
-            raise NoDescriptionError(f"{_name(cls)}, as tracing runs {_name(function)} without guards")
         if not _is_pythons(type(cls)):
             rows.append(self.identity(type(cls)))
+        for name, value in unheard_code.remembered(cls):
+            raise NoDescriptionError(f"{_name(value)}, of which Python remembers the answers ({name} of {_name(cls)})")
         if isinstance(cls, abc.ABCMeta):
             name = _class_name(cls)
             if self._abstract.setdefault(name, cls) is not cls:
@@ -320,7 +320,7 @@ class Describer:
         if isinstance(value, tuple):  # a named one
             return [self._content(one) for one in tuple.__iter__(value)]
         attributes = getattr(value, "__dict__", None)
-        if not isinstance(attributes, dict) or len(attributes) > _SMALL or untraced_code.is_librarys(type(value)):
+        if not isinstance(attributes, dict) or len(attributes) > _SMALL or unheard_code.is_librarys(type(value)):
             return _text_in_c(value)
         self._open.append(value)
         try:
@@ -350,6 +350,27 @@ class Describer:
         if digest not in self.codes:
             self.codes |= digests_of(code)
         return digest
+
+
+def _builtins_of(function: Any) -> dict[str, Any]:
+    found: dict[str, Any] = function.__builtins__
+    return found
+
+
+def _claimed_class(value: Any) -> list[str]:
+    """Return the class that an object with a ``__getattribute__`` of the program's claims, which Dynamo asks for."""
+    if not isinstance(type(value).__getattribute__, types.FunctionType):
+        return []
+    if getattr(value, "__dict__", None) is not _own_attributes(value):
+        raise NoDescriptionError(f"{_name(value)}, whose attributes are computed")
+    return [_class_name(value.__class__)]
+
+
+def _own_attributes(value: Any) -> Any:
+    try:
+        return object.__getattribute__(value, "__dict__")
+    except AttributeError:  # it has slots
+        return None
 
 
 def _code_in(cls: type) -> list[tuple[str, str]]:

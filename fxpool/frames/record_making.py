@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from fxpool.frames import byte_code, code_locations, untraced_code
+from fxpool.frames import byte_code, code_locations, unheard_code
 from fxpool.frames.code_digests import code_digest, digests_of, names_of
 from fxpool.frames.identity import Describer, NoDescriptionError
 from fxpool.frames.record import (
@@ -87,6 +87,8 @@ def make(call: Call, recorder: Recorder, recipe_of: Callable[[Callable[..., Any]
         raise RefusedError("object", f"the code reads {min(unstable)}, which differs between processes or with an edit")
     computed = (recorder.keys | {name for _, name in recorder.attributes}) - mentioned
     looked_up = mentioned | computed
+    for name in sorted(recorder.probes.keys() & looked_up):
+        raise RefusedError("object", recorder.probes[name])
     added = frozenset(call.names) - recorder.before
     describer = Describer((function for function, *_ in recorder.results), looked_up, call.names, added)
     with _describing():
@@ -190,7 +192,7 @@ def _results(recorder: Recorder) -> list[Result]:
 def _answers(recorder: Recorder) -> list[tuple[str, str, bool]]:
     found = []
     for module, name in dict.fromkeys(recorder.attributes):
-        if name not in vars(module) and untraced_code.is_answering(module):
+        if name not in vars(module) and unheard_code.is_answering(module):
             if sys.modules.get(module.__name__) is not module:
                 raise RefusedError("object", f"an attribute of the module {module.__name__}, which is not imported")
             found.append((module.__name__, name, has_attribute(module, name)))

@@ -3,6 +3,7 @@
 frame_conversion  the step from a frame to byte code with guards, with a function around it
 recording         collects what Dynamo makes of a frame
 unguarded_reads   hears what Dynamo reads without a guard
+untraced_calls    hears which code of the program Dynamo runs while it traces
 guards            a frame's guards as plain data, and built again on other objects
 guard_tree        most guards as the calls that make them, and these calls repeated
 guard_calls       hears those calls while Dynamo makes the guards

@@ -15,9 +15,9 @@ from torch._dynamo import config, convert_frame
 from torch._dynamo import guards as torchs
 
 from fxpool.torch_compat.dynamo.frames import rests_inside
+from fxpool.torch_compat.frames import unguarded_reads, untraced_calls
 from fxpool.torch_compat.frames.guard_calls import Listener
 from fxpool.torch_compat.frames.guards import Guards, NoGuardsError, read, remembering
-from fxpool.torch_compat.frames.unguarded_reads import heard
 from fxpool.torch_compat.patching import patched
 
 __all__ = ["Recorder", "recording"]
@@ -32,7 +32,9 @@ class Recorder:
     defined. `before` are the names that the frame's module had before it was traced.
     `listener` has heard most of the guards, `guards` are the others, and
     `functions` those that Dynamo wrote for some of them (`guards.remembering`).
-    `results` are (function, arguments, named ones, result) of calls that Dynamo made and takes for constants.
+    `results` are (function, arguments, named ones, result) of calls that Dynamo made and takes for constants, and
+    `called` the code of these functions.
+    `probes` are names of attributes for which torch itself ran a program's ``__getattr__``, with texts that say so.
     `attributes` are (module, name) of lookups of a module's attributes, and `keys` the texts that were looked up in
     dictionaries or as attributes of tensors: code may compute these names. `listed` are modules and classes whose names
     code listed with ``dir()``. `targets` are operators and functions that ran on tensors without data, by their ids.
@@ -53,6 +55,8 @@ class Recorder:
         self.installed: frozenset[str] = frozenset()
         self.before: frozenset[str] = frozenset()
         self.results: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], Any]] = []
+        self.called: set[types.CodeType] = set()
+        self.probes: dict[str, str] = {}
         self.attributes: list[tuple[types.ModuleType, str]] = []
         self.keys: set[str] = set()
         self.listed: list[types.ModuleType | type] = []
@@ -67,6 +71,8 @@ class Recorder:
 
     def calling(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function that does the same, and remembers the result."""
+        if isinstance(code := getattr(function, "__code__", None), types.CodeType):
+            self.called.add(code)
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -141,5 +147,9 @@ def recording(recorder: Recorder) -> Iterator[None]:
                 recorder.refuse("guard", str(error))
             return b"read"
 
-    with patched(convert_frame, "CheckFunctionManager", Reading), remembering(recorder.functions), heard(recorder):
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(patched(convert_frame, "CheckFunctionManager", Reading))
+        stack.enter_context(remembering(recorder.functions))
+        stack.enter_context(unguarded_reads.heard(recorder))
+        stack.enter_context(untraced_calls.heard(recorder))
         yield

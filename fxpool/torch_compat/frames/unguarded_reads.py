@@ -22,7 +22,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._dynamo import guards as torchs
 from torch._dynamo import output_graph, symbolic_convert
-from torch._dynamo.variables import builder, builtin, constant, dicts, functions, lists, misc, script_object, tensor
+from torch._dynamo.variables import (
+    base,
+    builder,
+    builtin,
+    constant,
+    dicts,
+    functions,
+    lists,
+    misc,
+    script_object,
+    tensor,
+    user_defined,
+)
 
 from fxpool.torch_compat.frames import unguarded_facts
 from fxpool.torch_compat.operators import code_owner
@@ -72,6 +84,8 @@ _OF_BUILTINS = "BuiltinVariable"
 # Numbers that are their own hash.
 _NUMBERS = (int, float, bool)
 _ADDRESS = " at 0x"
+# How Dynamo marks objects that traced code makes.
+_NEW = (base.AttributeMutationNew, base.ValueMutationNew)
 
 
 @contextlib.contextmanager
@@ -152,6 +166,9 @@ def _lookups(recorder: Recorder) -> Iterator[_Patch]:
     def of_module(original: Callable[..., Any]) -> Callable[..., Any]:
         def look_up(variable: Any, tx: Any, name: str, *arguments: Any, **named: Any) -> Any:
             recorder.attributes.append((variable.value, name))
+            answering = vars(variable.value).get("__getattr__", getattr(type(variable.value), "__getattr__", None))
+            if (code := getattr(answering, "__code__", None)) is not None:
+                recorder.called.add(code)  # the answer is compared
             return original(variable, tx, name, *arguments, **named)
 
         return look_up
@@ -385,8 +402,22 @@ def _opaque(recorder: Recorder) -> Iterator[_Patch]:
     yield from _methods(classes, ("call_function", "call_method", "richcompare_impl"), running)
 
 
+def _without_source(recorder: Recorder) -> Iterator[_Patch]:
+    """Objects of the program's classes that Dynamo reads by itself. Those that traced code makes are new to it."""
+
+    def initialize(variable: Any, value: Any, **named: Any) -> None:
+        original(variable, value, **named)
+        is_read = variable.source is None and not isinstance(variable.mutation_type, _NEW)
+        if is_read and not isinstance(value, enum.Enum) and not code_owner.is_own(type(value)):
+            recorder.refuse("object", f"an object of {type(value).__qualname__}, on which there are no guards")
+
+    original = user_defined.UserDefinedObjectVariable.__init__
+    yield user_defined.UserDefinedObjectVariable, original.__name__, initialize
+
+
 _LISTENERS = (
     _skipped_guards, _unguarded, _lookups, _keys, _builtins, _calls, _constants, _operators, _sets, _opaque,
+    _without_source,
 )  # fmt: skip
 
 

@@ -33,6 +33,7 @@ __all__ = [
     "is_below",
     "is_below_torch",
     "is_file_of_torch",
+    "is_known_file",
     "is_loaded_module",
     "is_own",
     "is_own_module",
@@ -87,7 +88,7 @@ def is_own(value: Any) -> bool:
 def _is_own(value: Any, depth: int) -> bool:
     kind = type(value)
     if kind is types.FunctionType:
-        if not _is_known_file(value.__code__.co_filename, value.__globals__):
+        if not is_known_file(value.__code__.co_filename, value.__globals__):
             return False
         if value.__closure__ and depth <= 3:
             for inside in held_functions(value):
@@ -172,7 +173,11 @@ def is_file_of_library(path: str) -> bool:
     return path.startswith("<frozen ") or is_file_of_torch(path) or in_library
 
 
-def _is_known_file(path: str, names: Mapping[str, Any]) -> bool:
+def is_known_file(path: str, names: Mapping[str, Any]) -> bool:
+    """Return whether code is torch's, of Python's library or of a library that torch uses.
+
+    `path` is its ``co_filename``, and `names` are its globals, which tell for code that was generated.
+    """
     if path.startswith(ROOTS):
         return True
     if path.startswith("<"):
@@ -242,7 +247,7 @@ def _is_known_module(name: str) -> bool:
     origin = getattr(getattr(sys.modules.get(name), "__spec__", None), "origin", None)
     if origin is None:
         return top not in _PACKAGES
-    return origin in ("built-in", "frozen") or _is_known_file(origin, {})
+    return origin in ("built-in", "frozen") or is_known_file(origin, {})
 
 
 def is_below(name: str, packages: tuple[str, ...]) -> bool:

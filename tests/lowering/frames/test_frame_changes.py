@@ -19,7 +19,7 @@ PARTS = 16
 def test_changes(part: int, cache: Path, tmp_path: Path) -> None:
     names = [*KINDS][part::PARTS]
     (tmp_path / "f").mkdir()
-    printed = run_python([str(PROGRAM), str(tmp_path / "f"), *names], 580)
+    printed = run_python([str(PROGRAM), str(tmp_path / "f"), *names], 580, CUDA_VISIBLE_DEVICES="")
     reports = [json.loads(line) for line in printed.splitlines() if line.startswith("{")]
     assert [report["kind"] for report in reports] == names
     wrong = {report["kind"]: problem for report in reports if (problem := _problem(report))}

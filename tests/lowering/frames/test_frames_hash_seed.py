@@ -60,7 +60,7 @@ def _reports(folder: Path, seed: int, *, tracing: bool) -> dict[str, dict[str, A
     """The outcome of each program in a process with a hash seed, by name."""
     frames = str(Path(__file__).parent)
     arguments = ["-c", _PROGRAM, frames, str(folder), "tracing" if tracing else "", json.dumps(PROGRAMS)]
-    printed = run_python(arguments, 280, PYTHONHASHSEED=str(seed))
+    printed = run_python(arguments, 280, PYTHONHASHSEED=str(seed), CUDA_VISIBLE_DEVICES="")
     reports = [json.loads(line) for line in printed.splitlines() if line.startswith("{")]
     return {report.pop("program"): report for report in reports}
 

@@ -45,7 +45,8 @@ def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 def _served(count: int, **others: int) -> dict[str, object]:
     """Return the report of a process that traced and lowered nothing."""
-    return {"frames": {"served": count, **others}, "captured": 0, "lowered": 0, "misses": 0, "fallbacks": {}}
+    frames = {"served": count, **others}
+    return {"frames": frames, "captured": 0, "lowered": 0, "misses": 0, "fallbacks": {}, "eager_calls": {}}
 
 
 def _without(report: dict[str, object], *names: str) -> dict[str, object]:

@@ -10,6 +10,7 @@ from typing import Any
 import frame_changes
 import pytest
 import ranks
+import torch
 from frame_programs import Kind
 from frame_runs import run
 from tiers import first_tier
@@ -99,6 +100,7 @@ def _kind(first: str, second: str) -> Kind:
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.skipif(torch.cuda.is_available(), reason="forked children can't use a GPU that this process used")
 @pytest.mark.parametrize("state", first_tier(STATES, "autocast", "hook", "inference mode"))
 def test_a_frame_is_served_under_its_own_state_only(state: str, cache: Path, tmp_path: Path) -> None:
     (tmp_path / "f" / "program").mkdir(parents=True)
