@@ -206,9 +206,8 @@ def test_a_second_derivative_is_refused_as_by_stock(beside_stock: BesideStock) -
     def compiled(backend: str) -> Callable[..., Any]:
         return torch.compile(PROGRAMS["a number as an argument"], backend=backend)
 
-    # A backward that was lowered beside its forward may overwrite saved tensors, and says so first.
     for judge in (beside_stock.stock, beside_stock.fxpool, beside_stock.fxpool):
-        with pytest.raises(RuntimeError, match=r"double backward|create_graph=False"):
+        with pytest.raises(RuntimeError, match="double backward"):
             judge(compiled, twice)
 
 

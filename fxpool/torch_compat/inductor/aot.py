@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from fxpool import forks
-from fxpool.torch_compat.inductor import direct_calls
+from fxpool.torch_compat.inductor import direct_calls, retained_graphs
 from fxpool.torch_compat.patching import Patches
 from fxpool.torch_compat.state import compile_flags
 
@@ -272,7 +272,11 @@ def wrap(result: Any, fake_inputs: Sequence[Any], sources: Sequence[Any] | None)
 
 
 def for_dynamo(result: Any, sources: Sequence[Any] | None) -> Any:
-    """Return the result with this process's Dynamo sources for its inputs, and without guards, which Dynamo has."""
+    """Return the result with this process's Dynamo sources for its inputs, and without guards, which Dynamo has.
+
+    The program may retain its graph in a backward.
+    """
+    retained_graphs.allow(result)
     result.guards_expr = None
     aot_config = result.sanitized_aot_config
     if sources is not None and aot_config.aot_autograd_arg_pos_to_source is not None:
