@@ -15,8 +15,12 @@ from typing import Any
 import torch
 import torch._dynamo  # first, see torch_compat
 from torch._dynamo.eval_frame import innermost_fn
+from torch._inductor import config
 
 __all__ = ["RepeatableBackward", "allow"]
+
+#: Takes its inputs in a list, which it may empty.
+Backward = Callable[[list[Any]], Any]
 
 _is_retained: Callable[[], bool] = torch._C._autograd._get_current_graph_task_keep_graph
 
@@ -44,11 +48,15 @@ class RepeatableBackward:
         """Return the callable, and let torch run it for graphs that are retained."""
         call = self._backward.post_compile(result, fx_config)
         overwritten = self._metadata.bw_donated_idxs
-        self._metadata.bw_donated_idxs = []  # of the same object as autograd's check; torch has traced it by now
+        by_address = bool(fx_config.get("cudagraphs"))
+        if overwritten and by_address and not config.triton.cudagraph_trees:
+            return call  # its recording works on one address only: torch's check refuses to retain the graph
+        self._metadata.bw_donated_idxs = []  # of the same object as torch's check; it has been traced by now
         if not overwritten:
             return call
         # torch has marked it, which takes longer than the call itself: once is enough.
-        careful = _on_copies(innermost_fn(call), tuple(overwritten))
+        careful = (_on_buffers if by_address else _on_copies)(innermost_fn(call), tuple(overwritten))
+        careful._boxed_call = True  # type: ignore[attr-defined]
         return torch._dynamo.disable(careful, reason="do not trace generated backwards pass")
 
 
@@ -58,8 +66,8 @@ def allow(result: Any) -> None:
         result.compiled_bw = RepeatableBackward(result.compiled_bw, result.runtime_metadata)
 
 
-def _on_copies(call: Callable[[list[Any]], Any], overwritten: Sequence[int]) -> Callable[[list[Any]], Any]:
-    """Run `call`, which takes a list, on copies of the inputs at these positions if the graph is retained."""
+def _on_copies(call: Backward, overwritten: Sequence[int]) -> Backward:
+    """Run `call` on copies of the inputs at these positions if the graph is retained."""
 
     def backward(inputs: list[Any]) -> Any:
         if _is_retained():
@@ -67,8 +75,37 @@ def _on_copies(call: Callable[[list[Any]], Any], overwritten: Sequence[int]) -> 
                 inputs[position] = _copy(inputs[position])
         return call(inputs)
 
-    backward._boxed_call = True  # type: ignore[attr-defined]
     return backward
+
+
+def _on_buffers(call: Backward, overwritten: Sequence[int]) -> Backward:
+    """Do the same for CUDA graphs, which torch records again for each other address of these inputs.
+
+    So the copies stay where they are, and results that lie in them are copied in turn.
+    """
+    buffers: dict[Any, torch.Tensor] = {}
+
+    def backward(inputs: list[Any]) -> Any:
+        if not _is_retained():
+            return call(inputs)
+        used = set()
+        for position in overwritten:
+            tensor = inputs[position]
+            key = (position, tensor.size(), tensor.stride(), tensor.dtype, tensor.device)
+            buffer = buffers.get(key)
+            if buffer is None:
+                buffer = buffers[key] = _copy(tensor)
+            else:
+                _memory(buffer).copy_(_memory(tensor))
+            inputs[position] = buffer
+            used.add(buffer.untyped_storage().data_ptr())
+        return [_copy(one) if _lies_in(one, used) else one for one in call(inputs)]
+
+    return backward
+
+
+def _lies_in(value: Any, addresses: set[int]) -> bool:
+    return isinstance(value, torch.Tensor) and value.untyped_storage().data_ptr() in addresses
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
@@ -76,5 +113,10 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
     copy = tensor.clone()
     if copy.stride() == tensor.stride():
         return copy
+    return _memory(tensor).clone().as_strided(tensor.size(), tensor.stride())
+
+
+def _memory(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the memory that a tensor spans, as a tensor with one dimension."""
     span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.size(), tensor.stride(), strict=True))
-    return tensor.as_strided((span,), (1,)).clone().as_strided(tensor.size(), tensor.stride())
+    return tensor.as_strided((span if tensor.numel() else 0,), (1,))

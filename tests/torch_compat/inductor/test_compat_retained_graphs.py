@@ -88,6 +88,41 @@ def test_a_retained_graph_keeps_its_tensors(layout: str) -> None:
     assert code.inputs[0] is Overwriting.seen[0], "a backward that runs once has no copies"
 
 
+def test_copies_for_cuda_graphs_stay_where_they_are() -> None:
+    class InPlace(Loadable):
+        def post_compile(self, result: Any, fx_config: Any) -> Any:
+            def overwrite(inputs: list[Any]) -> Any:
+                self.inputs = list(inputs)
+                return [inputs[0].mul_(inputs[2].sum())[:, 0], None]
+
+            return torch._dynamo.disable(overwrite)
+
+    made = result([0])
+    made.compiled_bw = code = InPlace()
+    retained_graphs.allow(made)
+    Overwriting.call = made.compiled_bw.post_compile("graph", {"cudagraphs": True})
+    x, saved = torch.ones(3, requires_grad=True), torch.arange(1.0, 13.0).view(4, 3).t()
+    first = Overwriting.apply(x, saved).sum()
+    gradients, inputs = [], []
+    for factor in (1.0, 2.0, 3.0):
+        gradients += torch.autograd.grad(first, x, torch.tensor(factor), retain_graph=True)
+        inputs.append(code.inputs[0])
+    assert inputs[0] is inputs[1] is inputs[2] and inputs[0].stride() == saved.stride()
+    for factor, gradient in zip((1.0, 2.0, 3.0), gradients, strict=True):
+        torch.testing.assert_close(gradient, gradients[0] * factor)
+    (last,) = torch.autograd.grad(first, x)
+    torch.testing.assert_close(last, gradients[0])
+    assert code.inputs[0] is Overwriting.seen[0]
+
+
+def test_cuda_graphs_that_know_one_address_are_refused_by_torch() -> None:
+    made = result([0])
+    retained_graphs.allow(made)
+    with torch._inductor.config.patch({"triton.cudagraph_trees": False}):
+        made.compiled_bw.post_compile("graph", {"cudagraphs": True})
+    assert made.runtime_metadata.bw_donated_idxs == [0]
+
+
 @pytest.mark.parametrize("donated", [None, []])
 def test_a_backward_that_overwrites_nothing_is_called_directly(donated: list[int] | None) -> None:
     made = result(donated)
