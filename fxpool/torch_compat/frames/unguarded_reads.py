@@ -81,6 +81,10 @@ _METHODS_WITHOUT_ORDER = frozenset(
 )  # fmt: skip
 # Dynamo's classes for Python's functions end with this.
 _OF_BUILTINS = "BuiltinVariable"
+# Comparisons of identities, by their text in byte code.
+_IDENTITY = {"is": operator.is_, "is not": operator.is_not}
+# Numbers of which Python has one object each.
+_SMALL = range(-5, 257)
 # Numbers that are their own hash.
 _NUMBERS = (int, float, bool)
 _ADDRESS = " at 0x"
@@ -230,6 +234,17 @@ def _builtins(recorder: Recorder) -> Iterator[_Patch]:
 
         return call
 
+    def comparing(function: Any, original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(tx: Any, arguments: Sequence[Any], named: Any) -> Any:
+            if not any(isinstance(one, constant.ConstantVariable) and one.value is None for one in arguments):
+                _hear_builtin(recorder, function, [*map(_value, arguments)], tx)
+            return original(tx, arguments, named)
+
+        return call
+
+    handlers = symbolic_convert.compare_op_handlers  # which torch made of the methods below when it was imported
+    heard_too = {name: comparing(function, handlers[name]) for name, function in _IDENTITY.items()}
+    yield symbolic_convert, "compare_op_handlers", {**handlers, **heard_too}
     classes = [one for one in vars(builtin).values() if isinstance(one, type) and one.__name__.endswith(_OF_BUILTINS)]
     yield from _methods(dict.fromkeys(classes), ("call_function",), listening)
 
@@ -246,10 +261,19 @@ def _hear_builtin(recorder: Recorder, function: Any, values: list[Any], tx: Any)
         pass  # Python's library has ids as keys of what it has met
     elif function in (hash, id) and not (function is hash and _is_hash_traced(value)):
         recorder.refuse("object", f"{function.__name__}() of {name}, which is another number in each process")
+    elif function in _IDENTITY.values() and len(values) == 2 and _may_be_one(*values):
+        recorder.refuse("object", f"whether two equal objects of {name} are one, which no guard says")
     elif any(function is one for one in _TEXTS) and _has_own_text(value):
         recorder.refuse("object", f"the text of {name}, which Dynamo takes for a constant")
     elif function in (isinstance, issubclass) and any(map(_is_protocol, _classes_in(values[-1]))):
         recorder.refuse("object", "a protocol, which looks at attributes without guards")
+
+
+def _may_be_one(value: Any, other: Any) -> bool:
+    """Return whether two values are equal numbers or texts that Python does not make one of."""
+    if type(value) is not type(other) or type(value) not in (int, float, complex, str, bytes) or value != other:
+        return False
+    return value not in _SMALL if isinstance(value, int) else not isinstance(value, (str, bytes)) or len(value) > 1
 
 
 def _is_hash_traced(value: Any) -> bool:
