@@ -4,6 +4,7 @@ It is a room next to `fxpool.lowering`, and begins where Dynamo has ended: a fra
 lowering stored, and no other room knows of frames. Only the setting `frames` leads here.
 
 identity        descriptions of the objects that tracing met
+object_texts    texts of what guards leave out of an object
 unheard_code    code of programs that may run without a call that can be heard
 code_digests    digests of byte code, and the names in it
 code_locations  where the code of a traced function is found

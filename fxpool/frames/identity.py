@@ -13,30 +13,25 @@ from __future__ import annotations
 import _abc
 import abc
 import builtins
-import collections
 import contextlib
-import dataclasses
 import enum
 import functools
 import hashlib
-import os
 import sys
 import types
+import typing
 from collections.abc import Iterable, Set
 from typing import Any
 
 import torch
 
-from fxpool.frames import unheard_code
+from fxpool.frames import object_texts, unheard_code
 from fxpool.frames.code_digests import code_digest, digests_of, globals_of
+from fxpool.frames.object_texts import CONTAINERS, HEAP_TYPE, OF_TORCH, PLAIN, NoDescriptionError
 from fxpool.torch_compat.frames import unguarded_facts
 
-__all__ = ["Describer", "NoDescriptionError"]
+__all__ = ["Describer"]
 
-_PLAIN = frozenset((type(None), bool, int, float, complex, str, bytes, type(Ellipsis), type(NotImplemented)))
-_NUMBERS = (bool, int, float, complex)
-_OF_TORCH = (torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size)
-_CONTAINERS = (list, dict, set, types.MappingProxyType)
 _IN_C = (
     types.BuiltinFunctionType,
     types.MethodDescriptorType,
@@ -47,19 +42,7 @@ _IN_C = (
     types.MemberDescriptorType,
 )
 # Guards say all of these that counts.
-_SAID = (*_OF_TORCH, types.CodeType)
-# Classes in C whose objects say nothing by their text, or whose content guards have.
-_WITHOUT_TEXT = (
-    *_CONTAINERS,
-    tuple,
-    frozenset,
-    collections.deque,
-    types.ModuleType,
-    object,
-    property,
-    functools.partial,
-)
-_SIZED: tuple[Any, ...] = (dict, list, tuple, set, frozenset, collections.deque)
+_SAID = (*OF_TORCH, types.CodeType)
 # Attributes of classes that no traced code depends on, or that differ between processes.
 _PASSED_OVER = frozenset(
     (
@@ -69,17 +52,13 @@ _PASSED_OVER = frozenset(
 )  # fmt: skip
 # Attributes that Python gives to a member of an enumeration.
 _OF_ENUMS = frozenset(("_value_", "_name_", "__objclass__", "_sort_order_"))
+# Names under which code gets all attributes of an object, in their order.
+_IN_ORDER = frozenset(("__dict__", "vars"))
+# Modules of Python's whose classes do not change.
+_OF_PYTHON = ("abc", "typing", "collections.abc", "enum")
 _DEEPEST = 12
 # The depth down to which objects are described, and the number of attributes of a small one.
 _SHALLOW, _SMALL = 6, 32
-# A class that is made by a class statement, and may be changed.
-_HEAP_TYPE = 1 << 9
-# A class in C that is made in the same way, and may not.
-_IMMUTABLE = 1 << 8
-
-
-class NoDescriptionError(Exception):
-    """No other process can tell whether it has the same object; the message names it."""
 
 
 class Describer:
@@ -109,6 +88,7 @@ class Describer:
         self._known: dict[int, str] = {}
         self._kept: list[Any] = []  # so that no address is used twice
         self._open: list[Any] = []
+        self._cells: dict[int, tuple[int, types.CellType]] = {}  # in the order in which `names` meets them
 
     def identity(self, value: Any) -> str:
         """Return what stands for the identity of an object. Raises NoDescriptionError."""
@@ -118,7 +98,7 @@ class Describer:
                 if one is value:
                     return f"<itself, {depth}>"
             if len(self._open) > _DEEPEST:
-                raise NoDescriptionError(f"{_name(value)}, {_DEEPEST} references deep")
+                raise NoDescriptionError(f"{object_texts.name_of(value)}, {_DEEPEST} references deep")
             self._open.append(value)
             try:
                 facts = self._facts(value)
@@ -137,7 +117,7 @@ class Describer:
         looked_up = self._looked_up
         if isinstance(value, torch.Tensor):
             return unguarded_facts.of_tensor(value, looked_up)
-        if type(value) in _PLAIN or isinstance(value, _SAID):
+        if type(value) in PLAIN or isinstance(value, _SAID):
             return ""
         if isinstance(value, types.ModuleType):
             names = {*looked_up, *unheard_code.ANSWERING} & self._keys_of(vars(value))
@@ -146,47 +126,68 @@ class Describer:
             kinds = [] if _is_pythons(type(value)) else [self.identity(type(value))]
             kinds += [self.identity(vars(value)[name]) for name in sorted(names & unheard_code.ANSWERING)]
             return " ".join([*kinds, *sorted(names)])
-        if isinstance(value, (type, types.FunctionType, *_IN_C)):
+        if isinstance(value, types.FunctionType):
+            return f"{self.identity(value)} {self._which_cells(value)}"
+        if isinstance(value, (type, *_IN_C)):
             return self.identity(value)
         if isinstance(value, types.MethodType):
             owner = self.identity(value.__self__) if isinstance(value.__self__, type) else ""
-            return f"{self.identity(value.__func__)} {owner}"
+            return f"{self.identity(value.__func__)} {owner} {self._which_cells(value.__func__)}"
         if isinstance(value, types.CellType):
-            return str(self._cell(value))
+            return f"{self._cell(value)} {self._number_of(value)}"
         found = [self.identity(type(value))] if not _is_pythons(type(value)) else [type(value).__qualname__]
-        if _is_empty(value):
+        if object_texts.is_empty(value):
             found.append("(empty)")  # Dynamo reads this of dictionaries of hooks, and makes no guard
         if isinstance(value, dict):  # Dynamo makes no guard on a key that it looked for in vain
-            found.append(_keys(value, self._keys_of(value), looked_up))
+            found.append(object_texts.keys_text(value, self._keys_of(value), looked_up))
         if isinstance(value, (set, frozenset)):
-            found.append(_elements(value))
+            found.append(object_texts.elements_text(value))
         found += self._attribute_names(value)
-        found += _text_in_c(value)
-        found += _claimed_class(value)
+        if isinstance(value, contextlib.nullcontext):
+            found.append(str(self._content(value.enter_result)))
+        found += object_texts.text_in_c(value)
+        found += object_texts.claimed_class(value)
         return " ".join(found)
+
+    def _which_cells(self, function: Any) -> list[int]:
+        """Return the numbers of a function's cells, which tell whether it shares them with a function met before."""
+        return [self._number_of(cell) for cell in getattr(function, "__closure__", None) or ()]
+
+    def _number_of(self, cell: types.CellType) -> int:
+        return self._cells.setdefault(id(cell), (len(self._cells), cell))[0]
 
     def _keys_of(self, value: dict[Any, Any]) -> Set[Any]:
         keys = dict.keys(value)
         return keys - self._added if value is self._scope else keys
 
-    @staticmethod
-    def _attribute_names(value: Any) -> list[str]:
-        slots = _slots_of(value)
+    def _attribute_names(self, value: Any) -> list[str]:
+        slots = object_texts.slots_of(value)
         attributes = getattr(value, "__dict__", None)
         if not isinstance(attributes, dict):
             return slots
         if isinstance(value, unguarded_facts.OPERATORS):  # an operator has its overloads once they were looked up
+            slots = slots + self._read_of_operator(value)
             attributes = {name: of for name, of in attributes.items() if not isinstance(of, unguarded_facts.OPERATORS)}
-        found = slots + sorted(unguarded_facts.stable_name(str(name)) for name in attributes)
+        names = [unguarded_facts.stable_name(str(name)) for name in attributes]
+        found = slots + (sorted(names) if _IN_ORDER.isdisjoint(self._looked_up) else names)
         if isinstance(value, torch.nn.Module):
             for table in unguarded_facts.MODULE_TABLES:
                 found += [table, *sorted(attributes.get(table) or ())]
         return found
 
+    def _read_of_operator(self, value: Any) -> list[str]:
+        """Return what code reads of an operator: Dynamo takes it for a constant."""
+        tables = [vars(value), *map(vars, type(value).__mro__)]
+        found: list[str] = []
+        for name, one in ((name, one) for table in tables for name, one in table.items() if name in self._looked_up):
+            is_operator = isinstance(one, unguarded_facts.OPERATORS)
+            found += self._read_of_operator(one) if is_operator else [f"{name}={self._content(one)}"]
+        return found
+
     def _facts(self, value: Any) -> tuple[Any, ...]:
-        if type(value) in _PLAIN:
+        if type(value) in PLAIN:
             return ("value", type(value).__name__, repr(value))
-        if isinstance(value, _OF_TORCH):
+        if isinstance(value, OF_TORCH):
             return ("value", type(value).__qualname__, repr(value))
         if isinstance(value, types.FunctionType):
             return self._function(value)
@@ -202,7 +203,7 @@ class Describer:
         if isinstance(value, _IN_C):
             bound = getattr(value, "__self__", None)
             owner = getattr(value, "__objclass__", None) or type(bound)
-            of = self._value(bound) if type(bound) in _PLAIN else type(bound).__qualname__
+            of = self._value(bound) if type(bound) in PLAIN else type(bound).__qualname__
             return ("builtin", getattr(value, "__module__", None), value.__qualname__, owner.__qualname__, of)
         if isinstance(value, enum.Enum):
             attributes = sorted(
@@ -211,15 +212,19 @@ class Describer:
             return ("member", self.identity(type(value)), value.name, self._content(value.value), attributes)
         if isinstance(value, unguarded_facts.OPERATORS):
             return ("operator", str(value), unguarded_facts.schemas_of(value))
+        if (origin := typing.get_origin(value)) is not None:
+            return ("generic", self._content(origin), [self._content(one) for one in typing.get_args(value)])
         if isinstance(value, functools.partial):
             return ("partial", *map(self._value, (value.func, value.args, value.keywords)))
         if (wrapped := getattr(value, "__wrapped__", None)) is not None and _is_pythons(type(value)):
             return ("wrapper", type(value).__qualname__, self.identity(wrapped))  # functools.lru_cache
-        raise NoDescriptionError(_name(value))
+        raise NoDescriptionError(object_texts.name_of(value))
 
     def _function(self, function: types.FunctionType) -> tuple[Any, ...]:
         if unguarded_facts.CONSTANT_RESULT in function.__dict__ and not any(one is function for one in self._called):
-            raise NoDescriptionError(f"the result of {_name(function)}, which Dynamo takes for a constant")
+            raise NoDescriptionError(
+                f"the result of {object_texts.name_of(function)}, which Dynamo takes for a constant"
+            )
         defaults = (function.__defaults__ or (), sorted((function.__kwdefaults__ or {}).items()))
         annotations = function.__annotations__ if isinstance(function.__annotations__, dict) else {}
         return (
@@ -253,7 +258,7 @@ class Describer:
         """Return whose namespace a function reads; what it reads there, if it is not a module's."""
         names = function.__globals__
         if any(dict.get(vars(builtins), name) is not value for name, value in _builtins_of(function).items()):
-            raise NoDescriptionError(f"{_name(function)}, which has other builtins")
+            raise NoDescriptionError(f"{object_texts.name_of(function)}, which has other builtins")
         name = dict.get(names, "__name__")
         module = sys.modules.get(name) if isinstance(name, str) else None
         if module is not None and vars(module) is names:
@@ -263,7 +268,7 @@ class Describer:
 
     def _class(self, cls: type) -> tuple[Any, ...]:
         rows: list[Any] = []
-        self.classes |= {_class_name(base) for base in cls.__mro__}
+        self.classes |= {object_texts.class_name(base) for base in cls.__mro__}
         for base in cls.__mro__:
             if _is_pythons(base):
                 rows.append((base.__module__, base.__qualname__, _code_in(base)))
@@ -272,12 +277,13 @@ class Describer:
             # Some releases make no guards on containers that are attributes of a class.
             texts = [(name, self._attribute(name, one)) for name, one in own]
             rows.append((base.__module__, base.__qualname__, base.__name__, texts))
+        rows.append([*map(self._value, unguarded_facts.tree_functions(cls))])
         if not _is_pythons(type(cls)):
             rows.append(self.identity(type(cls)))
-        for name, value in unheard_code.remembered(cls):
-            raise NoDescriptionError(f"{_name(value)}, of which Python remembers the answers ({name} of {_name(cls)})")
+        for name in unheard_code.remembered(cls):
+            raise NoDescriptionError(f"{object_texts.name_of(cls)}, as Python remembers the answers of its {name}")
         if isinstance(cls, abc.ABCMeta):
-            name = _class_name(cls)
+            name = object_texts.class_name(cls)
             if self._abstract.setdefault(name, cls) is not cls:
                 raise NoDescriptionError(f"two abstract classes {name}")
             self.virtual[name] = _registered(cls)
@@ -285,7 +291,7 @@ class Describer:
 
     def _attribute(self, name: str, value: Any) -> Any:
         """An attribute of a class, with what a container holds as far as that can be described."""
-        if not isinstance(value, (*_CONTAINERS, tuple, frozenset)) or name in self._looked_up:
+        if not isinstance(value, (*CONTAINERS, tuple, frozenset)) or name in self._looked_up:
             return self._content(value)
         try:
             return self._content(value)
@@ -298,7 +304,7 @@ class Describer:
             return ("tuple", *map(self._value, value))
         if isinstance(value, frozenset):
             return ("frozenset", *sorted(repr(self._value(one)) for one in value))
-        if isinstance(value, _CONTAINERS):
+        if isinstance(value, CONTAINERS):
             return type(value).__name__  # Dynamo guards on what it reads of it
         if isinstance(value, (classmethod, staticmethod)):
             return (type(value).__name__, self._value(value.__func__))
@@ -321,7 +327,7 @@ class Describer:
             return [self._content(one) for one in tuple.__iter__(value)]
         attributes = getattr(value, "__dict__", None)
         if not isinstance(attributes, dict) or len(attributes) > _SMALL or unheard_code.is_librarys(type(value)):
-            return _text_in_c(value)
+            return object_texts.text_in_c(value)
         self._open.append(value)
         try:
             return [(str(name), self._content(one)) for name, one in sorted(attributes.items(), key=_name_of_item)]
@@ -357,113 +363,20 @@ def _builtins_of(function: Any) -> dict[str, Any]:
     return found
 
 
-def _claimed_class(value: Any) -> list[str]:
-    """Return the class that an object with a ``__getattribute__`` of the program's claims, which Dynamo asks for."""
-    if not isinstance(type(value).__getattribute__, types.FunctionType):
-        return []
-    if getattr(value, "__dict__", None) is not _own_attributes(value):
-        raise NoDescriptionError(f"{_name(value)}, whose attributes are computed")
-    return [_class_name(value.__class__)]
-
-
-def _own_attributes(value: Any) -> Any:
-    try:
-        return object.__getattribute__(value, "__dict__")
-    except AttributeError:  # it has slots
-        return None
-
-
 def _code_in(cls: type) -> list[tuple[str, str]]:
     """Return the digests of methods of a class, which a program may have replaced; none of one in C."""
-    if not cls.__flags__ & _HEAP_TYPE:
+    if not cls.__flags__ & HEAP_TYPE:
         return []
     methods = ((name, getattr(value, "__func__", value)) for name, value in sorted(vars(cls).items()))
     return [(name, code_digest(one.__code__)) for name, one in methods if isinstance(one, types.FunctionType)]
 
 
-def _slots_of(value: Any) -> list[str]:
-    """Return the names of slots that an object has a value in, without running code of its class."""
-    found = []
-    for base in type(value).__mro__:
-        if base.__flags__ & _HEAP_TYPE and "__slots__" in vars(base):
-            for name, member in vars(base).items():
-                if isinstance(member, types.MemberDescriptorType):
-                    with contextlib.suppress(AttributeError):
-                        member.__get__(value)
-                        found.append(name)
-    return sorted(found)
-
-
-def _text_in_c(value: Any) -> list[str]:
-    """Return a digest of the text of an object of a class in C: Dynamo compares such objects without guards."""
-    base: Any = next(one for one in type(value).__mro__ if _is_in_c(one) or one is dataclasses.Field)
-    if base in _WITHOUT_TEXT:
-        return []
-    if hasattr(base, "__next__"):
-        raise NoDescriptionError(f"how far an object of {base.__qualname__} has come")
-    text = base.__repr__(value) if base is not memoryview else repr(value.tobytes())
-    return [hashlib.blake2b(unguarded_facts.without_addresses(text).encode(), digest_size=8).hexdigest()]
-
-
-def _is_in_c(cls: type) -> bool:
-    return not cls.__flags__ & _HEAP_TYPE or bool(cls.__flags__ & _IMMUTABLE)
-
-
-def _is_empty(value: Any) -> bool:
-    """Return whether a value is an empty container, without running code of its class."""
-    return any(isinstance(value, cls) and not cls.__len__(value) for cls in _SIZED)
-
-
-def _keys(value: dict[Any, Any], keys: Set[Any], looked_up: frozenset[str]) -> str:
-    """Return a digest of keys of a dictionary. Of the names in a module, and of modules, those of `looked_up` count."""
-    name = dict.get(value, "__name__")
-    module = sys.modules.get(name) if isinstance(name, str) else None
-    is_of_module = module is not None and getattr(module, "__dict__", None) is value
-    if is_of_module or value is sys.modules:
-        texts = [key for key in keys if isinstance(key, str) and key in looked_up]
-    elif value is vars(os.environ).get("_data"):
-        texts = []  # `record.environment` has those that are looked up, and Dynamo guards on a list of all
-    else:
-        texts = [*map(_key, keys)]
-    return hashlib.blake2b(repr(sorted(texts)).encode(), digest_size=8).hexdigest()
-
-
-def _elements(value: Any) -> str:
-    """Return the elements of a set: numbers in their order, others sorted, whose order is another in each process."""
-    texts = [*map(_key, value)]
-    return repr(texts if all(type(one) in _NUMBERS for one in value) else sorted(texts))
-
-
 def _plain(value: Any) -> str:
-    return repr(value) if type(value) in _PLAIN else type(value).__qualname__
+    return repr(value) if type(value) in PLAIN else type(value).__qualname__
 
 
 def _name_of_item(item: tuple[Any, Any]) -> str:
     return str(item[0])
-
-
-def _key(key: Any) -> str:
-    """Return what stands for a key of a dictionary: its value, or the name of a class, function or module."""
-    if type(key) is str:
-        return unguarded_facts.stable_name(key)
-    kind = type(key).__qualname__
-    if type(key) in _PLAIN or isinstance(key, _OF_TORCH):
-        return f"{kind} {key!r}"
-    if type(key) in (tuple, frozenset):
-        return f"{kind} {[*map(_key, key)] if type(key) is tuple else sorted(map(_key, key))}"
-    if isinstance(key, type):
-        return f"{kind} {_class_name(key)}"
-    if isinstance(key, types.FunctionType):
-        return f"{kind} {key.__module__} {key.__qualname__} {code_digest(key.__code__)}"
-    if isinstance(key, types.ModuleType):
-        return f"{kind} {key.__name__}"
-    if isinstance(key, enum.Enum):
-        return f"{kind} {key.name}"
-    return kind
-
-
-def _class_name(cls: Any) -> str:
-    return f"{cls.__module__}:{cls.__qualname__}"
 
 
 def _registered(cls: abc.ABCMeta) -> list[str]:
@@ -477,7 +390,7 @@ def _registered(cls: abc.ABCMeta) -> list[str]:
             continue
         seen.add(one)
         registry = [reference() for reference in _abc._get_dump(one)[0]]
-        found |= {_class_name(other) for other in registry if other is not None}
+        found |= {object_texts.class_name(other) for other in registry if other is not None}
         subclasses: list[Any] = type.__subclasses__(one)
         left += [*subclasses, *(other for other in registry if other is not None)]
     return sorted(found)
@@ -485,15 +398,13 @@ def _registered(cls: abc.ABCMeta) -> list[str]:
 
 def _annotation(value: Any) -> str:
     if isinstance(value, type) and not isinstance(value, types.GenericAlias):
-        return _class_name(value)
+        return object_texts.class_name(value)
     return unguarded_facts.without_addresses(repr(value))
 
 
 def _is_pythons(cls: type) -> bool:
     """Return whether a class is written in C, and so the same in each process with this Python and these libraries."""
-    return not cls.__flags__ & _HEAP_TYPE or cls.__module__ in ("abc", "typing", "collections.abc", "enum")
-
-
-def _name(value: Any) -> str:
-    name = getattr(value, "__qualname__", None)
-    return f"{value.__module__}.{name}" if isinstance(name, str) else f"an object of {type(value).__qualname__}"
+    if not cls.__flags__ & HEAP_TYPE:
+        return True
+    module = sys.modules.get(cls.__module__) if cls.__module__ in _OF_PYTHON else None
+    return module is not None and vars(module).get(cls.__name__) is cls

@@ -24,7 +24,8 @@ import msgspec
 from fxpool.codecache.code import proof
 from fxpool.frames import byte_code, code_locations
 from fxpool.frames.code_digests import code_digest
-from fxpool.frames.identity import Describer, NoDescriptionError
+from fxpool.frames.identity import Describer
+from fxpool.frames.object_texts import NoDescriptionError
 from fxpool.torch_compat.dynamo import frames
 from fxpool.torch_compat.frames import unguarded_facts
 from fxpool.torch_compat.frames.frame_conversion import Call, rest_function

@@ -6,6 +6,7 @@ not in a worker, because facts are compared with the program's objects, which no
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import functools
 import re
@@ -18,7 +19,8 @@ import msgspec
 
 from fxpool.frames import byte_code, code_locations, unheard_code
 from fxpool.frames.code_digests import code_digest, digests_of, names_of
-from fxpool.frames.identity import Describer, NoDescriptionError
+from fxpool.frames.identity import Describer
+from fxpool.frames.object_texts import NoDescriptionError
 from fxpool.frames.record import (
     Fitted,
     Read,
@@ -76,7 +78,8 @@ def make(call: Call, recorder: Recorder, recipe_of: Callable[[Callable[..., Any]
     if recorder.refusal or recorder.guards is None or recorder.code is None:
         raise RefusedError(*(recorder.refusal or ("no_code", "Dynamo made no code")))
     used = set(_names(recorder.code)) | recorder.globals()
-    numbers = {name: number for number, name in enumerate(sorted(recorder.installed & used, key=_in_order))}
+    defined = sorted((recorder.installed | recorder.shared) & used, key=_in_order)
+    numbers = {name: number for number, name in enumerate(defined)}
     installed = {number: _installed(name, call, recorder, recipe_of) for name, number in numbers.items()}
     renamed = {name: f"__fxpool_0_{number}" for name, number in numbers.items()}
     for row in installed.values():
@@ -87,6 +90,10 @@ def make(call: Call, recorder: Recorder, recipe_of: Callable[[Callable[..., Any]
         raise RefusedError("object", f"the code reads {min(unstable)}, which differs between processes or with an edit")
     computed = (recorder.keys | {name for _, name in recorder.attributes}) - mentioned
     looked_up = mentioned | computed
+    for name in sorted(mentioned & vars(builtins).keys()):
+        added = vars(builtins)[name]
+        if isinstance(added, types.ModuleType) or not unheard_code.is_librarys(type(added)):
+            raise RefusedError("object", f"{name} of the builtins, which the program added")
     for name in sorted(recorder.probes.keys() & looked_up):
         raise RefusedError("object", recorder.probes[name])
     added = frozenset(call.names) - recorder.before

@@ -6,6 +6,7 @@ import builtins
 import enum
 import functools
 import inspect
+import locale
 import re
 import sys
 from typing import Any
@@ -16,7 +17,7 @@ from torch._dynamo.variables.functions import PolyfilledFunctionVariable
 
 __all__ = [
     "CONSTANT_RESULT", "MODULE_TABLES", "OF_DEVICES", "OPERATORS", "OPERATOR_NAMESPACE", "WRAPPER_ADDRESS", "devices",
-    "is_folded", "marks_of", "of_tensor", "polyfill_of", "schemas_of", "stable_name", "tracing_facts",
+    "is_folded", "marks_of", "of_tensor", "polyfill_of", "schemas_of", "stable_name", "tracing_facts", "tree_functions",
     "without_addresses",
 ]  # fmt: skip
 
@@ -99,6 +100,12 @@ def schemas_of(operator: Any) -> list[str]:
     return []
 
 
+def tree_functions(cls: type) -> list[Any]:
+    """Return the functions by which torch takes objects of a class apart and puts them together; none for leaves."""
+    node = torch.utils._pytree.SUPPORTED_NODES.get(cls)
+    return [] if node is None else [node.flatten_fn, node.unflatten_fn]
+
+
 def is_folded(cls: type) -> bool:
     """Return whether Dynamo takes objects of a class for constants, and runs its methods."""
     return issubclass(
@@ -121,7 +128,8 @@ def _interpreter() -> list[str]:
     """Answers of Python's that Dynamo takes for constants."""
     importing = builtins.__import__
     digits = getattr(sys, "get_int_max_str_digits", int)()
-    return [str(sys.getrecursionlimit()), str(digits), f"{importing.__module__}.{importing.__qualname__}"]
+    formats = [str(locale.setlocale(category)) for category in (locale.LC_CTYPE, locale.LC_NUMERIC)]
+    return [str(sys.getrecursionlimit()), str(digits), f"{importing.__module__}.{importing.__qualname__}", *formats]
 
 
 def _answers() -> list[list[str]]:

@@ -20,10 +20,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._dynamo import codegen, output_graph, symbolic_convert
 from torch._dynamo import guards as torchs
-from torch._dynamo import output_graph, symbolic_convert
 from torch._dynamo.variables import (
-    base,
     builder,
     builtin,
     constant,
@@ -33,10 +32,10 @@ from torch._dynamo.variables import (
     misc,
     script_object,
     tensor,
-    user_defined,
 )
 
 from fxpool.torch_compat.frames import unguarded_facts
+from fxpool.torch_compat.frames.unguarded_objects import DESCRIPTORS, without_source
 from fxpool.torch_compat.operators import code_owner
 from fxpool.torch_compat.patching import patched
 
@@ -62,13 +61,6 @@ _IN_ORDER = ("unpack_var_sequence", "tp_iter_impl", "repr_impl")
 _TEXTS = (str, repr, format, ascii)
 # Functions whose results Dynamo takes for constants, though they depend on installed packages.
 _ABOUT_PACKAGES = (importlib.util.find_spec, importlib.metadata.version)
-# Objects in C that Dynamo takes for constants. A class has the same ones each time that they are looked up.
-_DESCRIPTORS = (
-    types.MethodDescriptorType,
-    types.WrapperDescriptorType,
-    types.GetSetDescriptorType,
-    types.MemberDescriptorType,
-)
 # Python's functions whose results do not depend on the order of a set.
 _WITHOUT_ORDER = (
     all, any, bool, id, isinstance, issubclass, len, operator.contains, operator.eq, operator.ge, operator.gt,
@@ -83,13 +75,13 @@ _METHODS_WITHOUT_ORDER = frozenset(
 _OF_BUILTINS = "BuiltinVariable"
 # Comparisons of identities, by their text in byte code.
 _IDENTITY = {"is": operator.is_, "is not": operator.is_not}
+# Types of values that may be equal and not one.
+_COPIED = (int, float, complex, str, bytes, torch.device)
 # Numbers of which Python has one object each.
 _SMALL = range(-5, 257)
 # Numbers that are their own hash.
 _NUMBERS = (int, float, bool)
 _ADDRESS = " at 0x"
-# How Dynamo marks objects that traced code makes.
-_NEW = (base.AttributeMutationNew, base.ValueMutationNew)
 
 
 @contextlib.contextmanager
@@ -161,7 +153,7 @@ def _is_plain_way(source: Any) -> bool:
 def _is_taken_for_constant(value: Any) -> bool:
     if isinstance(value, type):
         return issubclass(value, torch.Tensor) and value is not torch.Tensor and not code_owner.is_own(value)
-    return type(value) in _DESCRIPTORS
+    return type(value) in DESCRIPTORS
 
 
 def _lookups(recorder: Recorder) -> Iterator[_Patch]:
@@ -262,6 +254,8 @@ def _hear_builtin(recorder: Recorder, function: Any, values: list[Any], tx: Any)
     elif function in (hash, id) and not (function is hash and _is_hash_traced(value)):
         recorder.refuse("object", f"{function.__name__}() of {name}, which is another number in each process")
     elif function in _IDENTITY.values() and len(values) == 2 and _may_be_one(*values):
+        if code_owner.is_file_of_library(tx.f_code.co_filename):
+            return  # copy and dataclasses ask so whether an element is another one now
         recorder.refuse("object", f"whether two equal objects of {name} are one, which no guard says")
     elif any(function is one for one in _TEXTS) and _has_own_text(value):
         recorder.refuse("object", f"the text of {name}, which Dynamo takes for a constant")
@@ -271,7 +265,7 @@ def _hear_builtin(recorder: Recorder, function: Any, values: list[Any], tx: Any)
 
 def _may_be_one(value: Any, other: Any) -> bool:
     """Return whether two values are equal numbers or texts that Python does not make one of."""
-    if type(value) is not type(other) or type(value) not in (int, float, complex, str, bytes) or value != other:
+    if type(value) is not type(other) or type(value) not in _COPIED or value != other:
         return False
     return value not in _SMALL if isinstance(value, int) else not isinstance(value, (str, bytes)) or len(value) > 1
 
@@ -338,10 +332,23 @@ def _operators(recorder: Recorder) -> Iterator[_Patch]:
     def create(tracer: Any, kind: str, target: Any, *arguments: Any, **named: Any) -> Any:
         if kind == "call_function":
             recorder.targets[id(target)] = target
+        elif kind == "call_method" and not code_owner.is_own(getattr(torch.Tensor, target, None)):
+            recorder.refuse("object", f"Tensor.{target}, which runs in the graph")
         return original(tracer, kind, target, *arguments, **named)
 
     original = output_graph.SubgraphTracer.create_proxy
     yield output_graph.SubgraphTracer, original.__name__, create
+
+
+def _defined(recorder: Recorder) -> Iterator[_Patch]:
+    """Names of globals that Dynamo defines once for all frames of a module."""
+
+    def define(generator: Any, name: str, value: Any) -> Any:
+        recorder.shared.add(name)
+        return original(generator, name, value)
+
+    original = codegen.PyCodegen.setup_globally_cached
+    yield codegen.PyCodegen, original.__name__, define
 
 
 def _sets(recorder: Recorder) -> Iterator[_Patch]:
@@ -426,22 +433,9 @@ def _opaque(recorder: Recorder) -> Iterator[_Patch]:
     yield from _methods(classes, ("call_function", "call_method", "richcompare_impl"), running)
 
 
-def _without_source(recorder: Recorder) -> Iterator[_Patch]:
-    """Objects of the program's classes that Dynamo reads by itself. Those that traced code makes are new to it."""
-
-    def initialize(variable: Any, value: Any, **named: Any) -> None:
-        original(variable, value, **named)
-        is_read = variable.source is None and not isinstance(variable.mutation_type, _NEW)
-        if is_read and not isinstance(value, enum.Enum) and not code_owner.is_own(type(value)):
-            recorder.refuse("object", f"an object of {type(value).__qualname__}, on which there are no guards")
-
-    original = user_defined.UserDefinedObjectVariable.__init__
-    yield user_defined.UserDefinedObjectVariable, original.__name__, initialize
-
-
 _LISTENERS = (
-    _skipped_guards, _unguarded, _lookups, _keys, _builtins, _calls, _constants, _operators, _sets, _opaque,
-    _without_source,
+    _skipped_guards, _unguarded, _lookups, _keys, _builtins, _calls, _constants, _operators, _sets, _opaque, _defined,
+    without_source,
 )  # fmt: skip
 
 

@@ -1,8 +1,8 @@
 """Hears calls of the program's code that Dynamo runs while it traces a frame, instead of tracing it.
 
-What such code reads has no guards, so the frame is refused. Python tells of each call (``sys.monitoring`` since 3.12,
-``sys.setprofile`` before), so this depends on no list of the ways in which Dynamo comes to run code: special methods,
-properties of enumerations, hooks of metaclasses.
+Dynamo makes no guards on the reads of such code, so the frame is refused. Python tells of each call
+(``sys.monitoring`` since 3.12, ``sys.setprofile`` before), so this depends on no list of the ways in which Dynamo comes
+to run code: special methods, properties of enumerations, hooks of metaclasses.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ _STEPS = frozenset(
 )
 # Reads attributes, and has guards made on the answers (in torch 2.11 and 2.12).
 _READS = frozenset((_code(misc.SuperVariable.call_method),))
-# Files of Python's through which code of others runs that has no say in what is traced: finders of modules and of their
-# source text, handlers of messages.
+# Files of Python's that run hooks of others, which change nothing that is traced: finders of modules and of source
+# text, handlers of messages.
 _HOOKED = frozenset(
     (
         "<frozen importlib._bootstrap>",
@@ -62,7 +62,7 @@ _HOOKED = frozenset(
 _OF_FX = "<eval_with_key>"
 # The garbage collector runs these at any time.
 _FINALIZERS = frozenset(("__del__",))
-# torch looks up attributes of the program's objects by names of its own, such as ``_is_fsdp_managed_module``.
+# torch looks up names that only torch uses, such as ``_is_fsdp_managed_module``.
 _LOOKUPS = frozenset(("__getattr__", "__getattribute__"))
 # Records have these attributes of objects that are not classes (`fxpool.frames.identity`).
 _DESCRIBED = frozenset(("__class__", "__dict__"))

@@ -1,0 +1,109 @@
+"""Hears which objects Dynamo reads by itself, and makes no guards on: they have no source.
+
+Dynamo comes to them by objects that traced code makes: the defaults and closures of their methods, attributes of their
+classes. `fxpool.frames.identity` describes what those hold as far as data and code go; a frame with others is refused.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import enum
+import types
+import typing
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._dynamo.variables import base, builder, user_defined
+
+from fxpool.torch_compat.operators import code_owner
+
+if TYPE_CHECKING:
+    from fxpool.torch_compat.frames.recording import Recorder
+
+__all__ = ["DESCRIPTORS", "without_source"]
+
+#: Objects in C that Dynamo takes for constants. A class has the same ones each time that they are looked up.
+DESCRIPTORS = (
+    types.MethodDescriptorType,
+    types.WrapperDescriptorType,
+    types.GetSetDescriptorType,
+    types.MemberDescriptorType,
+)
+# Classes whose objects hold nothing, or are described by their values.
+_WHOLE = (type(None), bool, int, float, complex, str, bytes, object, vars(dataclasses)["_HAS_DEFAULT_FACTORY_CLASS"])
+# How Dynamo marks objects that traced code makes.
+_NEW = (base.AttributeMutationNew, base.ValueMutationNew)
+# Containers that are described with what they hold, down to so many of them.
+_DATA = (tuple, list, set, frozenset, dict, collections.OrderedDict, collections.defaultdict)
+_DEEPEST = 3
+# Objects besides that a description says all of.
+_DESCRIBED = (
+    base.VariableTracker,
+    type,
+    types.FunctionType,
+    types.BuiltinFunctionType,
+    types.MethodType,
+    *DESCRIPTORS,
+    types.MethodWrapperType,
+    types.CodeType,
+    torch.dtype,
+    torch.device,
+    torch.layout,
+    torch.memory_format,
+    torch.Size,
+    torch.finfo,
+    torch.iinfo,
+    dataclasses.Field,
+    type(Ellipsis),
+    type(NotImplemented),
+)
+
+
+# Module of the classes of operators' results, which traced code gets.
+_OF_RESULTS = "torch.return_types"
+
+
+def without_source(recorder: Recorder) -> Iterator[tuple[Any, str, Any]]:
+    """Refuse the frame if Dynamo reads an object of which no description says all. Those of traced code are new to it.
+
+    Yield (owner, name, replacement) of methods of Dynamo's.
+    """
+
+    def initialize(variable: Any, value: Any, **named: Any) -> None:
+        original(variable, value, **named)
+        if variable.source is None and not isinstance(variable.mutation_type, _NEW):
+            hear(value)
+
+    def create(tx: Any, value: Any) -> Any:
+        hear(value)
+        return made(tx, value)
+
+    def hear(value: Any) -> None:
+        if not _is_described(value, _DEEPEST):
+            recorder.refuse("object", f"an object of {type(value).__qualname__}, on which there are no guards")
+
+    original = user_defined.UserDefinedObjectVariable.__init__
+    yield user_defined.UserDefinedObjectVariable, original.__name__, initialize
+    made = builder.SourcelessBuilder.create
+    yield builder.SourcelessBuilder, made.__name__, staticmethod(create)
+
+
+def _is_described(value: Any, depth: int) -> bool:
+    """Return whether the description of what holds a value says all of it: data, code and Dynamo's own variables."""
+    if isinstance(value, types.ModuleType):
+        return code_owner.is_own_module(value)
+    if isinstance(value, _DESCRIBED) or type(value) in _WHOLE or type(value).__module__ == _OF_RESULTS:
+        return True
+    if (origin := typing.get_origin(value)) is not None:
+        items: list[Any] = [origin, *typing.get_args(value)]
+    elif isinstance(value, enum.Enum):
+        items = [*vars(value).values()]
+    elif isinstance(value, (set, frozenset)) and len(value) > 1:
+        return False  # their order is another in each process
+    elif type(value) in _DATA:
+        items = [*value.keys(), *value.values()] if isinstance(value, dict) else [*value]
+    else:
+        return False
+    return depth > 0 and all(_is_described(one, depth - 1) for one in items)
