@@ -180,8 +180,10 @@ class Describer:
         tables = [vars(value), *map(vars, type(value).__mro__)]
         found: list[str] = []
         for name, one in ((name, one) for table in tables for name, one in table.items() if name in self._looked_up):
-            is_operator = isinstance(one, unguarded_facts.OPERATORS)
-            found += self._read_of_operator(one) if is_operator else [f"{name}={self._content(one)}"]
+            if isinstance(one, unguarded_facts.OVERLOAD):
+                found += self._read_of_operator(one)
+            elif not isinstance(one, unguarded_facts.OPERATORS):
+                found.append(f"{name}={self._content(one)}")
         return found
 
     def _facts(self, value: Any) -> tuple[Any, ...]:

@@ -16,13 +16,15 @@ from torch._dynamo import config, trace_rules
 from torch._dynamo.variables.functions import PolyfilledFunctionVariable
 
 __all__ = [
-    "CONSTANT_RESULT", "MODULE_TABLES", "OF_DEVICES", "OPERATORS", "OPERATOR_NAMESPACE", "WRAPPER_ADDRESS", "devices",
-    "is_folded", "marks_of", "of_tensor", "polyfill_of", "schemas_of", "stable_name", "tracing_facts", "tree_functions",
-    "without_addresses",
+    "CONSTANT_RESULT", "MODULE_TABLES", "OF_DEVICES", "OPERATORS", "OPERATOR_NAMESPACE", "OVERLOAD",
+    "WRAPPER_ADDRESS", "devices", "is_folded", "marks_of", "of_tensor", "polyfill_of", "schemas_of", "stable_name",
+    "tracing_facts", "tree_functions", "without_addresses",
 ]  # fmt: skip
 
 #: The types of operators, which their text names.
 OPERATORS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket, torch._ops.HigherOrderOperator)
+#: The type of those of a packet.
+OVERLOAD = torch._ops.OpOverload
 #: A module that has each operator from the time that its name was first looked up.
 OPERATOR_NAMESPACE = torch._ops._OpNamespace
 #: Dynamo calls a function with this attribute while it traces, and keeps the result.

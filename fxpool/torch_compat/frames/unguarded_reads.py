@@ -344,8 +344,9 @@ def _defined(recorder: Recorder) -> Iterator[_Patch]:
     """Names of globals that Dynamo defines once for all frames of a module."""
 
     def define(generator: Any, name: str, value: Any) -> Any:
-        recorder.shared.add(name)
-        return original(generator, name, value)
+        loading = original(generator, name, value)
+        recorder.shared.update(one.argval for one in loading)  # torch changes some names
+        return loading
 
     original = codegen.PyCodegen.setup_globally_cached
     yield codegen.PyCodegen, original.__name__, define

@@ -143,8 +143,9 @@ def _looked_up_in(frame: types.FrameType) -> str | None:
     if code.co_name not in _LOOKUPS or code.co_argcount != 2 or _is_librarys(code, frame):
         return None
     value, name = map(frame.f_locals.get, code.co_varnames[:2])
-    is_of_class = name in _DESCRIBED and issubclass(type(value), type)
-    return name if type(name) is str and not is_of_class else None
+    if type(name) is not str or (name in _DESCRIBED and issubclass(type(value), type)):
+        return None
+    return name
 
 
 _Meet = Callable[[types.CodeType, types.FrameType], bool]
