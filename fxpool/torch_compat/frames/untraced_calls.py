@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import inspect
 import linecache
 import logging
@@ -60,7 +61,7 @@ _HOOKED = frozenset(
 )
 # torch.fx makes code under this name.
 _OF_FX = "<eval_with_key>"
-# The garbage collector runs these at any time.
+# The garbage collector runs these.
 _FINALIZERS = frozenset(("__del__",))
 # torch looks up names that only torch uses, such as ``_is_fsdp_managed_module``.
 _LOOKUPS = frozenset(("__getattr__", "__getattribute__"))
@@ -86,7 +87,7 @@ def heard(recorder: Recorder) -> Iterator[None]:
         """Take note of a call; return whether calls of this code are of no interest."""
         if recorder.refusal is not None or _is_librarys(code, frame):
             return True
-        if threading.get_ident() != thread or code.co_name in _FINALIZERS or code in recorder.called:
+        if threading.get_ident() != thread or code in recorder.called or _is_collectors(code):
             return False
         name = _looked_up_in(frame)
         if not is_accounted_for(name) and not is_passed_over(frame.f_back):
@@ -105,7 +106,7 @@ def heard(recorder: Recorder) -> Iterator[None]:
         is_by_library = False
         while calling is not None and calling.f_code is not _TRACING:
             code = calling.f_code
-            if code in _STEPS or code in recorder.called or code.co_filename in _HOOKED:
+            if code in _STEPS or code in recorder.called or code.co_filename in _HOOKED or _is_collectors(code):
                 return True
             if is_accounted_for(_looked_up_in(calling)):
                 return True
@@ -122,6 +123,13 @@ def heard(recorder: Recorder) -> Iterator[None]:
         except _CannotHearError as error:
             recorder.refuse("profiler", f"calls can't be heard while the frame is traced: {error}")
         yield
+
+
+def _is_collectors(code: types.CodeType) -> bool:
+    """Return whether the garbage collector runs code, which it may at any time."""
+    if code.co_name in _FINALIZERS:
+        return True
+    return any(getattr(one, "__code__", getattr(type(one).__call__, "__code__", None)) is code for one in gc.callbacks)
 
 
 def _is_librarys(code: types.CodeType, frame: types.FrameType) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import enum
 import functools
+import gc
 import logging
 import sys
 import threading
@@ -132,6 +133,30 @@ def test_handlers_of_messages_do_not() -> None:
 
     emitted: list[str] = []
     assert _traced(plain, verbose)["refusal"] is None
+
+
+def test_callbacks_of_the_garbage_collector_do_not() -> None:
+    @contextlib.contextmanager
+    def collecting() -> Any:
+        threshold = gc.get_threshold()
+        gc.callbacks.append(_collected)
+        gc.set_threshold(1)
+        yield
+        gc.set_threshold(*threshold)
+        assert _phases
+
+    assert _traced(plain, collecting)["refusal"] is None
+
+
+_phases: list[str] = []
+
+
+def _collected(phase: str, info: object) -> None:
+    _phases.append(_name_of(phase))
+
+
+def _name_of(phase: str) -> str:
+    return phase.upper()
 
 
 def test_other_threads_do_not() -> None:
