@@ -59,8 +59,6 @@ _DESCRIBED = (
     type(Ellipsis),
     type(NotImplemented),
 )
-
-
 # Module of the classes of operators' results, which traced code gets.
 _OF_RESULTS = "torch.return_types"
 

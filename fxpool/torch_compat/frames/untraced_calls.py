@@ -187,7 +187,10 @@ def _listening(meet: _Meet) -> Iterator[None]:
         return monitoring.DISABLE if meet(code, sys._getframe(1)) else None
 
     starts = (monitoring.events.PY_START, monitoring.events.PY_RESUME)
-    monitoring.use_tool_id(tool, _TOOL)
+    try:
+        monitoring.use_tool_id(tool, _TOOL)
+    except ValueError as error:  # another thread was faster
+        raise _CannotHearError(str(error)) from error
     try:
         for event in starts:
             monitoring.register_callback(tool, event, hear)
