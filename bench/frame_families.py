@@ -70,14 +70,14 @@ class _Listener(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Take a record of the log, by the words that it begins with."""
         arguments = record.args if isinstance(record.args, tuple) else ()
-        function = str(arguments[0]) if arguments else ""
+        function = str(arguments[0]).split(" (")[0] if arguments else ""
         if "does not fit" in record.msg:
             self._unfit.setdefault(function, []).append(_DIGEST.sub(r"<\1>", str(arguments[1])))
-        elif record.msg.startswith(("served", "kept")):
+        elif record.msg.startswith(("served", "recorded")):
             outcome = record.msg.split()[0]
             self.frames.append((outcome, function, self._unfit.pop(function, [])))
         elif "is not kept" in record.msg:
-            text = _DIGEST.sub(r"<\1>", f"{arguments[1]}: {arguments[2]}")
+            text = _DIGEST.sub(r"<\1>", f"{arguments[1]}: {arguments[2]}: {arguments[3]!s:.200}")
             self.frames.append(("refused", function, [text, *self._unfit.pop(function, [])]))
 
 

@@ -5,6 +5,7 @@ lowering stored, and no other room knows of frames. Only the setting `frames` le
 
 identity        descriptions of the objects that tracing met
 object_texts    texts of what guards leave out of an object
+shared_parts    parts of functions and classes that others may share
 unheard_code    code of programs that may run without a call that can be heard
 code_digests    digests of byte code, and the names in it
 code_locations  where the code of a traced function is found

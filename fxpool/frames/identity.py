@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from fxpool.frames import object_texts, unheard_code
+from fxpool.frames import object_texts, shared_parts, unheard_code
 from fxpool.frames.code_digests import code_digest, digests_of, globals_of
 from fxpool.frames.object_texts import CONTAINERS, HEAP_TYPE, OF_TORCH, PLAIN, NoDescriptionError
 from fxpool.torch_compat.frames import unguarded_facts
@@ -88,7 +88,9 @@ class Describer:
         self._known: dict[int, str] = {}
         self._kept: list[Any] = []  # so that no address is used twice
         self._open: list[Any] = []
-        self._cells: dict[int, tuple[int, types.CellType]] = {}  # in the order in which `names` meets them
+        # Of parts of functions and classes, and of owners of methods, in the order in which `names` meets them.
+        self._numbers: dict[int, tuple[int, Any]] = {}
+        self._of_parts: dict[int, str] = {}
 
     def identity(self, value: Any) -> str:
         """Return what stands for the identity of an object. Raises NoDescriptionError."""
@@ -126,16 +128,21 @@ class Describer:
             kinds = [] if _is_pythons(type(value)) else [self.identity(type(value))]
             kinds += [self.identity(vars(value)[name]) for name in sorted(names & unheard_code.ANSWERING)]
             return " ".join([*kinds, *sorted(names)])
-        if isinstance(value, types.FunctionType):
-            return f"{self.identity(value)} {self._which_cells(value)}"
-        if isinstance(value, (type, *_IN_C)):
-            return self.identity(value)
+        if isinstance(value, (type, types.FunctionType)):
+            return f"{self.identity(value)} {self._shared(value)}"
+        if isinstance(value, _IN_C):
+            of = getattr(value, "__objclass__", None)
+            return f"{self.identity(value)} {self.identity(of) if isinstance(of, type) and not _is_pythons(of) else ''}"
         if isinstance(value, types.MethodType):
             owner = self.identity(value.__self__) if isinstance(value.__self__, type) else ""
-            return f"{self.identity(value.__func__)} {owner} {self._which_cells(value.__func__)}"
+            number = self._number_of(value.__self__)
+            return f"{self.identity(value.__func__)} {owner} {number} {self._shared(value.__func__)}"
         if isinstance(value, types.CellType):
             return f"{self._cell(value)} {self._number_of(value)}"
-        found = [self.identity(type(value))] if not _is_pythons(type(value)) else [type(value).__qualname__]
+        cls = type(value)
+        found = [cls.__qualname__] if _is_pythons(cls) else [self.identity(cls), self._shared(cls)]
+        if isinstance(value, (enum.Enum, types.UnionType, types.GenericAlias)):
+            found.append(self._shared(value))
         if object_texts.is_empty(value):
             found.append("(empty)")  # Dynamo reads this of dictionaries of hooks, and makes no guard
         if isinstance(value, dict):  # Dynamo makes no guard on a key that it looked for in vain
@@ -146,15 +153,20 @@ class Describer:
         if isinstance(value, contextlib.nullcontext):
             found.append(str(self._content(value.enter_result)))
         found += object_texts.text_in_c(value)
-        found += object_texts.claimed_class(value)
+        if (claimed := object_texts.claimed_class(value)) is not None:
+            found.append(self.identity(claimed))
         return " ".join(found)
 
-    def _which_cells(self, function: Any) -> list[int]:
-        """Return the numbers of a function's cells, which tell whether it shares them with a function met before."""
-        return [self._number_of(cell) for cell in getattr(function, "__closure__", None) or ()]
+    def _shared(self, value: Any) -> str:
+        """Return the numbers of the parts of a value, which tell whether others share them."""
+        if (numbers := self._of_parts.get(id(value))) is None:
+            parts = shared_parts.parts_of(value)
+            numbers = self._of_parts[id(value)] = ",".join([str(self._number_of(part)) for part in parts])
+            self._kept.append(value)
+        return numbers
 
-    def _number_of(self, cell: types.CellType) -> int:
-        return self._cells.setdefault(id(cell), (len(self._cells), cell))[0]
+    def _number_of(self, shared: Any) -> int:
+        return self._numbers.setdefault(id(shared), (len(self._numbers), shared))[0]
 
     def _keys_of(self, value: dict[Any, Any]) -> Set[Any]:
         keys = dict.keys(value)
@@ -198,7 +210,9 @@ class Describer:
         if isinstance(value, type):
             return self._class(value)
         if isinstance(value, types.ModuleType):
-            read = [] if unheard_code.is_librarys_name(value.__name__) else sorted(self._looked_up & vars(value).keys())
+            read = sorted(self._looked_up & vars(value).keys())
+            if unheard_code.is_librarys_name(value.__name__):  # whose other values come with imports
+                read = [name for name in read if type(vars(value)[name]) in PLAIN]
             return ("module", value.__name__, [(name, _plain(vars(value)[name])) for name in read])
         if isinstance(value, types.MethodType):
             return ("method", self.identity(value.__func__), self._value(value.__self__))
@@ -206,7 +220,11 @@ class Describer:
             bound = getattr(value, "__self__", None)
             owner = getattr(value, "__objclass__", None) or type(bound)
             of = self._value(bound) if type(bound) in PLAIN else type(bound).__qualname__
-            return ("builtin", getattr(value, "__module__", None), value.__qualname__, owner.__qualname__, of)
+            polyfill = unguarded_facts.polyfill_of(value)
+            if polyfill is not None and unguarded_facts.folds(polyfill):
+                raise NoDescriptionError(f"the result of {value.__qualname__}, which Dynamo takes for a constant")
+            facts = (getattr(value, "__module__", None), value.__qualname__, owner.__qualname__, of)
+            return ("builtin", *facts, self._value(polyfill))
         if isinstance(value, enum.Enum):
             attributes = sorted(
                 (name, self._content(one)) for name, one in vars(value).items() if name not in _OF_ENUMS

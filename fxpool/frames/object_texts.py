@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import datetime
 import enum
 import functools
 import hashlib
@@ -44,8 +45,11 @@ _WITHOUT_TEXT = (
     property,
     functools.partial,
 )
+_ZONES = ("datetime", "zoneinfo")  # modules whose zones run no code of the program's
 # More of these objects than their texts say.
 _WHOLE: dict[Any, Any] = {
+    datetime.datetime: lambda one: (repr(one), _offset_of(one)),
+    datetime.time: lambda one: (repr(one), _offset_of(one)),
     memoryview: lambda one: (one.tobytes(), one.format, one.shape),
     re.Pattern: lambda one: (one.pattern, one.flags),
     re.Match: lambda one: (one.re.pattern, one.re.flags, one.string, one.regs),
@@ -60,13 +64,16 @@ class NoDescriptionError(Exception):
     """No other process can tell whether it has the same object; the message names it."""
 
 
-def claimed_class(value: Any) -> list[str]:
-    """Return the class that an object with a ``__getattribute__`` of the program's claims, which Dynamo asks for."""
-    if not isinstance(type(value).__getattribute__, types.FunctionType):
-        return []
-    if getattr(value, "__dict__", None) is not _own_attributes(value):
-        raise NoDescriptionError(f"{name_of(value)}, whose attributes are computed")
-    return [class_name(value.__class__)]
+def claimed_class(value: Any) -> type | None:
+    """Return the class that an object claims, which Dynamo asks for, if that is not simply its class."""
+    cls = type(value)
+    if isinstance(cls.__getattribute__, types.FunctionType):
+        if getattr(value, "__dict__", None) is not _own_attributes(value):
+            raise NoDescriptionError(f"{name_of(value)}, whose attributes are computed")
+    elif all("__class__" not in vars(base) for base in cls.__mro__[:-1]):
+        return None
+    claimed: type = value.__class__
+    return claimed
 
 
 def _own_attributes(value: Any) -> Any:
@@ -98,7 +105,14 @@ def text_in_c(value: Any) -> list[str]:
         raise NoDescriptionError(f"how far an object of {base.__qualname__} has come")
     whole = _WHOLE.get(base)
     text = base.__repr__(value) if whole is None else repr(whole(value))
+    if base.__module__ == "decimal":
+        text += unguarded_facts.decimal_context()  # comparisons depend on it
     return [hashlib.blake2b(unguarded_facts.without_addresses(text).encode(), digest_size=8).hexdigest()]
+
+
+def _offset_of(time: Any) -> Any:
+    """Return how far a time is from UTC: the text of a zone has its name only, and comparisons ask for this."""
+    return time.utcoffset() if type(time.tzinfo).__module__ in _ZONES else None
 
 
 def _is_in_c(cls: type) -> bool:

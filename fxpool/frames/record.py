@@ -56,6 +56,7 @@ __all__ = [
     "operator_digest",
     "origin",
     "origins",
+    "package_of",
     "plain_text",
     "rests",
 ]
@@ -99,9 +100,10 @@ class Record(msgspec.Struct, kw_only=True):
     the objects on their way have. Those of the tree's objects are among `texts`, by the numbers `tree_names`.
 
     `imports` are modules by the name that Dynamo gave them. `installed` are the other globals that it defined, by their
-    number: ``["graph", recipe]`` is a graph (`lowering.artifact.load.Recipe`), ``["rest", code, module]`` a function
-    for the rest after a graph break; ``["builtins"]``, ``["module", name]`` and ``["named", module, name]`` are what
-    they say.
+    number: ``["graph", recipe]`` is a graph (`lowering.artifact.load.Recipe`); ``["rest", code, module, origin]`` a
+    function for the rest after a graph break, with the record that it comes from (`origins`), or "" for this one;
+    ``["builtins"]``, ``["module", name]`` and ``["named", module, name]`` are what they say. `inner` are the origins of
+    rests among the constants of the code.
 
     `traced` is code that no description covers: (module, name, wrappers, digest). `scopes` are the modules of all
     traced code, each with the names that it has of those `mentioned` in the code: a global that appears hides a
@@ -139,6 +141,7 @@ class Record(msgspec.Struct, kw_only=True):
     answers: list[tuple[str, str, bool]] = []
     listed: list[tuple[str, str, str]] = []
     operators: list[tuple[str, str]] = []
+    inner: list[str] = []
     proof: int = 0
 
 
@@ -299,17 +302,17 @@ def rests(record: Record, fitted: Fitted, call: Call) -> tuple[dict[str, Callabl
     for number, row in record.installed.items():
         if row[0] == "rest":
             code = byte_code.renamed(byte_code.load(row[1]), ours)
-            origins[code] = f"{begin}.{number}"
+            origins[code] = row[3] or f"{begin}.{number}"
             codes.append(code)
             functions[f"{fitted.prefix}{number}"] = rest_function(code, names_of_module(row[2], call))
-    name_rests_inside(fitted.code, begin)
+    name_rests_inside(fitted.code, record, begin)
     return functions, codes
 
 
-def name_rests_inside(code: types.CodeType, begin: str) -> None:
+def name_rests_inside(code: types.CodeType, record: Record, begin: str) -> None:
     """Name the rests after graph breaks that code has among its constants: those with variables of a closure."""
     for number, inner in enumerate(frames.rests_inside(code)):
-        origins[inner] = f"{begin}.inner.{number}"
+        origins[inner] = record.inner[number] or f"{begin}.inner.{number}"
 
 
 def names_of_module(module: str, call: Call) -> dict[str, Any]:
@@ -350,6 +353,8 @@ def difference(then: Record, now: Record) -> str | None:
         "texts",
     ):
         before, after = getattr(then, name), getattr(now, name)
+        if name == "installed":  # another process may have come to a rest by another record
+            before, after = ({number: row[:3] for number, row in rows.items()} for rows in (before, after))
         if before != after:
             return f"{name} are {after!r:.300}; they were {before!r:.300}"
     if code_digest(byte_code.load(then.code)) != code_digest(byte_code.load(now.code)):
@@ -364,9 +369,15 @@ def _compare(then: list[Any], now: list[Any], verb: str) -> None:
 
 
 def names_there(module: str, names: frozenset[str]) -> list[str]:
-    """Return which of some names a module has, sorted."""
+    """Return which of some names a module has, sorted, and the package that its imports are relative to."""
     found = sys.modules.get(module)
-    return sorted(names & vars(found).keys()) if found is not None else []
+    return [*sorted(names & vars(found).keys()), package_of(vars(found))] if found is not None else []
+
+
+def package_of(names: Mapping[str, Any]) -> str:
+    """Return the package that imports in a module's namespace are relative to, as text."""
+    spec = names.get("__spec__")
+    return f"in {names.get('__package__')!r} {getattr(spec, 'parent', None)!r}"
 
 
 def has_attribute(module: types.ModuleType | None, name: str) -> bool:

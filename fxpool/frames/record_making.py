@@ -44,6 +44,7 @@ from fxpool.frames.record import (
     origins,
     plain_text,
 )
+from fxpool.torch_compat.dynamo.frames import rests_inside
 from fxpool.torch_compat.frames import guard_tree, plain_sources, unguarded_facts
 from fxpool.torch_compat.frames.frame_conversion import Call
 from fxpool.torch_compat.frames.guards import builtins_of
@@ -116,6 +117,7 @@ def make(call: Call, recorder: Recorder, recipe_of: Callable[[Callable[..., Any]
         listed=_listed(recorder),
         operators=_operators(recorder),
         pythons=builtin_texts(mentioned),
+        inner=[origins.get(code, "") for code in rests_inside(recorder.code)],
     )
     with _describing():
         try:
@@ -138,8 +140,8 @@ def make(call: Call, recorder: Recorder, recipe_of: Callable[[Callable[..., Any]
     begin = origin(record)
     for name, number in numbers.items():
         if name in recorder.resumed:
-            origins[recorder.resumed[name][0]] = f"{begin}.{number}"
-    name_rests_inside(recorder.code, begin)
+            origins.setdefault(recorder.resumed[name][0], f"{begin}.{number}")
+    name_rests_inside(recorder.code, record, begin)
     return record
 
 
@@ -169,7 +171,7 @@ def _installed(name: str, call: Call, recorder: Recorder, recipe_of: Callable[[C
         names = names_of_module(module, call)
         if not code.co_freevars and getattr(function, "__globals__", None) is not names:
             raise RefusedError("global", f"the rest after a graph break is in another namespace than {module}'s")
-        return ["rest", code, module]
+        return ["rest", code, module, origins.get(code, "")]
     value = call.names.get(name)
     if value is builtins_of(call.names):
         return ["builtins"]

@@ -247,6 +247,8 @@ def key_of(call: frame_conversion.Call, attempt: Attempt) -> str:
         sys.version,
         sys.flags.optimize,
         unguarded_facts.tracing_facts(),
+        sorted(_text_of_polyfill(*row) for row in unguarded_facts.polyfills()),
+        records.package_of(call.names),
         surroundings_of(attempt),
     ]
     return hashlib.sha256(key.canonical(facts)).hexdigest()
@@ -265,6 +267,12 @@ def _held(call: frame_conversion.Call) -> list[str]:
             found[digest] = None
             left += value.__closure__ or ()
     return [*found]
+
+
+def _text_of_polyfill(function: Any, polyfill: Any) -> list[str]:
+    """Name a function with the code that stands for it. Of methods in C nothing else tells."""
+    code = getattr(getattr(polyfill, "__torch_dynamo_polyfill__", polyfill), "__code__", None)
+    return [unguarded_facts.without_addresses(repr(function)), code_digest(code) if code is not None else ""]
 
 
 def surroundings_of(attempt: Attempt) -> str:

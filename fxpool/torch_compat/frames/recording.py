@@ -11,7 +11,7 @@ import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from torch._dynamo import config, convert_frame
+from torch._dynamo import config, convert_frame, output_graph
 from torch._dynamo import guards as torchs
 
 from fxpool.torch_compat.dynamo.frames import rests_inside
@@ -149,8 +149,15 @@ def recording(recorder: Recorder) -> Iterator[None]:
                 recorder.refuse("guard", str(error))
             return b"read"
 
+    def bypass(graph: Any, reason: str = "", **_: Any) -> None:
+        """As torch's method, which also warns of a package, and raises an error if ``strict_precompile`` is set."""
+        if graph.package is recorder:
+            recorder.refuse("torch", f"torch's own packages keep no such frame either: {reason}")
+            graph.package = None
+
     with contextlib.ExitStack() as stack:
         stack.enter_context(patched(convert_frame, "CheckFunctionManager", Reading))
+        stack.enter_context(patched(output_graph.OutputGraph, "bypass_package", bypass))
         stack.enter_context(remembering(recorder.functions))
         stack.enter_context(unguarded_reads.heard(recorder))
         stack.enter_context(untraced_calls.heard(recorder))

@@ -17,8 +17,8 @@ from torch._dynamo.variables.functions import PolyfilledFunctionVariable
 
 __all__ = [
     "CONSTANT_RESULT", "MODULE_TABLES", "OF_DEVICES", "OPERATORS", "OPERATOR_NAMESPACE", "OVERLOAD",
-    "WRAPPER_ADDRESS", "devices", "is_folded", "marks_of", "of_tensor", "polyfill_of", "schemas_of", "stable_name",
-    "tracing_facts", "tree_functions", "without_addresses",
+    "WRAPPER_ADDRESS", "decimal_context", "devices", "folds", "is_folded", "marks_of", "of_tensor", "polyfill_of",
+    "polyfills", "schemas_of", "stable_name", "tracing_facts", "tree_functions", "without_addresses",
 ]  # fmt: skip
 
 #: The types of operators, which their text names.
@@ -89,8 +89,18 @@ def marks_of(function: Any) -> list[str]:
 
 def polyfill_of(function: Any) -> Any | None:
     """Return the program's function that Dynamo traces in place of a function."""
-    handler = PolyfilledFunctionVariable._get_polyfill_handlers().get(function)
-    return handler if handler is not None and not handler.__module__.startswith("torch.") else None
+    return next((handler for one, handler in polyfills() if one is function), None)
+
+
+def polyfills() -> list[tuple[Any, Any]]:
+    """Return the functions in whose place Dynamo traces others of the program's, with these."""
+    handlers = PolyfilledFunctionVariable._get_polyfill_handlers().items()
+    return [(one, handler) for one, handler in handlers if not handler.__module__.startswith("torch.")]
+
+
+def folds(polyfill: Any) -> bool:
+    """Return whether Dynamo calls a function that has a polyfill, and takes the result for a constant."""
+    return bool(getattr(polyfill, "__torch_dynamo_can_constant_fold_through__", False))
 
 
 def schemas_of(operator: Any) -> list[str]:
@@ -124,6 +134,16 @@ def tracing_facts() -> list[Any]:
     """Return them as plain data."""
     device = torch.cuda.current_device() if torch.cuda.is_initialized() else 0
     return [sorted(_answers()), device, sorted(_configuration()), _interpreter()]
+
+
+def decimal_context() -> str:
+    """Return what results and errors of decimal numbers depend on in this thread."""
+    import decimal
+
+    context = decimal.getcontext()
+    traps = sorted(one.__name__ for one, is_set in context.traps.items() if is_set)
+    numbers = (context.prec, context.rounding, context.Emin, context.Emax, context.capitals, context.clamp)
+    return f" {numbers} {traps}"
 
 
 def _interpreter() -> list[str]:

@@ -59,6 +59,8 @@ _DESCRIBED = (
     type(Ellipsis),
     type(NotImplemented),
 )
+# Modules of classes in C whose objects are compared by their texts, and which Dynamo compares.
+_COMPARED = frozenset(("datetime", "decimal", "re"))
 # Module of the classes of operators' results, which traced code gets.
 _OF_RESULTS = "torch.return_types"
 
@@ -78,17 +80,49 @@ def without_source(recorder: Recorder) -> Iterator[tuple[Any, str, Any]]:
         hear(value)
         return made(tx, value)
 
+    def initialize_graph(graph: Any, *arguments: Any, **named: Any) -> None:
+        graphs[id(graph)] = graph
+        initialize_module(graph, *arguments, **named)
+
     def hear(value: Any) -> None:
-        if not _is_described(value, _DEEPEST):
+        if id(value) not in graphs and not _is_described(value):
             recorder.refuse("object", f"an object of {type(value).__qualname__}, on which there are no guards")
 
+    def compare_in_c(variable: Any, *arguments: Any, **named: Any) -> Any:
+        if isinstance(variable.value, _DATA) and getattr(variable, "_base_vt", None) is None:
+            name = type(variable.value).__qualname__
+            recorder.refuse("object", f"a comparison of {name}, which Dynamo leaves to Python")
+        return compare(variable, *arguments, **named)
+
+    graphs: dict[int, Any] = {}  # which Dynamo makes of functions that have a gradient of their own
+    initialize_module = torch.fx.GraphModule.__init__
+    yield torch.fx.GraphModule, initialize_module.__name__, initialize_graph
     original = user_defined.UserDefinedObjectVariable.__init__
     yield user_defined.UserDefinedObjectVariable, original.__name__, initialize
     made = builder.SourcelessBuilder.create
     yield builder.SourcelessBuilder, made.__name__, staticmethod(create)
+    compare = vars(user_defined.UserDefinedObjectVariable).get("richcompare_impl")
+    if compare is not None:
+        yield user_defined.UserDefinedObjectVariable, compare.__name__, compare_in_c
+    if (slots := getattr(user_defined, "_safe_c_slots", None)) is not None:
+        yield user_defined, slots.__name__, lambda: _Slots(slots(), recorder)
 
 
-def _is_described(value: Any, depth: int) -> bool:
+class _Slots:
+    """Methods in C that Dynamo may call: no description says what those read that the program added."""
+
+    def __init__(self, slots: Any, recorder: Recorder) -> None:
+        self._slots, self._recorder = slots, recorder
+
+    def __contains__(self, slot: Any) -> bool:
+        is_allowed = slot in self._slots
+        owner = getattr(slot, "__objclass__", None)
+        if is_allowed and getattr(owner, "__module__", None) not in _COMPARED:
+            self._recorder.refuse("object", f"{slot.__qualname__}, which Dynamo may call")
+        return is_allowed
+
+
+def _is_described(value: Any, depth: int = _DEEPEST) -> bool:
     """Return whether the description of what holds a value says all of it: data, code and Dynamo's own variables."""
     if isinstance(value, types.ModuleType):
         return code_owner.is_own_module(value)

@@ -35,6 +35,7 @@ from torch._dynamo.variables import (
 )
 
 from fxpool.torch_compat.frames import unguarded_facts
+from fxpool.torch_compat.frames.misleading_sources import elsewhere
 from fxpool.torch_compat.frames.unguarded_objects import DESCRIPTORS, without_source
 from fxpool.torch_compat.operators import code_owner
 from fxpool.torch_compat.patching import patched
@@ -230,6 +231,8 @@ def _builtins(recorder: Recorder) -> Iterator[_Patch]:
         def call(tx: Any, arguments: Sequence[Any], named: Any) -> Any:
             if not any(isinstance(one, constant.ConstantVariable) and one.value is None for one in arguments):
                 _hear_builtin(recorder, function, [*map(_value, arguments)], tx)
+            if all(isinstance(_realized(one), functions.UserMethodVariable) for one in arguments):
+                recorder.refuse("object", "whether two methods are one, which no guard says")
             return original(tx, arguments, named)
 
         return call
@@ -436,7 +439,7 @@ def _opaque(recorder: Recorder) -> Iterator[_Patch]:
 
 _LISTENERS = (
     _skipped_guards, _unguarded, _lookups, _keys, _builtins, _calls, _constants, _operators, _sets, _opaque, _defined,
-    without_source,
+    without_source, elsewhere,
 )  # fmt: skip
 
 

@@ -130,8 +130,10 @@ def cells_of(function: types.FunctionType) -> list[Any]:
     """Return the values in a function's closure, without empty cells."""
     values: list[Any] = []
     for cell in function.__closure__ or ():
-        with contextlib.suppress(ValueError):  # it is empty
+        try:  # thousands of times for a first key
             values.append(cell.cell_contents)
+        except ValueError:  # it is empty
+            continue
     return values
 
 
@@ -139,7 +141,8 @@ def held_functions(function: types.FunctionType) -> list[Any]:
     """Return the functions in a function's closure, also those in containers and objects there."""
     functions: list[Any] = []
     for content in cells_of(function):
-        _add_held(content, 3, functions)
+        if type(content) not in _HOLDS_NOTHING:
+            _add_held(content, 3, functions)
     return functions
 
 
