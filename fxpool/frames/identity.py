@@ -28,7 +28,7 @@ import torch
 from fxpool.frames import object_texts, shared_parts, unheard_code
 from fxpool.frames.code_digests import code_digest, digests_of, globals_of
 from fxpool.frames.object_texts import CONTAINERS, HEAP_TYPE, OF_TORCH, PLAIN, NoDescriptionError
-from fxpool.torch_compat.frames import unguarded_facts
+from fxpool.torch_compat.frames import frame_conversion, unguarded_facts
 
 __all__ = ["Describer"]
 
@@ -65,25 +65,19 @@ class Describer:
     """Describes objects for one comparison.
 
     `codes` has the digests of all code that descriptions cover so far, `classes` the names of all classes with their
-    bases. `virtual` are the classes that are registered as subclasses of an abstract class, by its name. `called` are
-    functions whose results are compared elsewhere. `looked_up` are the names that code looks up. Those `added` to
-    `scope`, the namespace of the frame's module, are Dynamo's and are passed over.
+    bases. `called` are functions whose results are compared elsewhere. `looked_up` are the names that code looks up.
     """
 
     def __init__(
         self,
         called: Iterable[Any] = (),
         looked_up: frozenset[str] = frozenset(),
-        scope: dict[str, Any] | None = None,
-        added: frozenset[str] = frozenset(),
     ) -> None:
         self._called = [*called]
         self._looked_up = looked_up
-        self._scope = scope
-        self._added = added
         self.codes: set[str] = set()
         self.classes: set[str] = set()
-        self.virtual: dict[str, list[str]] = {}
+        self._registered: dict[str, list[type]] = {}
         self._abstract: dict[str, type] = {}
         self._known: dict[int, str] = {}
         self._kept: list[Any] = []  # so that no address is used twice
@@ -91,6 +85,14 @@ class Describer:
         # Of parts of functions and classes, and of owners of methods, in the order in which `names` meets them.
         self._numbers: dict[int, tuple[int, Any]] = {}
         self._of_parts: dict[int, str] = {}
+
+    @property
+    def virtual(self) -> dict[str, list[str]]:
+        """The classes that are registered as subclasses of an abstract class, by its name: names, with numbers."""
+        return {
+            name: sorted(f"{object_texts.class_name(cls)}#{self._numbers.get(id(cls), ('',))[0]}" for cls in classes)
+            for name, classes in self._registered.items()
+        }
 
     def identity(self, value: Any) -> str:
         """Return what stands for the identity of an object. Raises NoDescriptionError."""
@@ -118,11 +120,11 @@ class Describer:
         """
         looked_up = self._looked_up
         if isinstance(value, torch.Tensor):
-            return unguarded_facts.of_tensor(value, looked_up)
+            return f"{unguarded_facts.of_tensor(value, looked_up)} {self._shared(type(value))}"
         if type(value) in PLAIN or isinstance(value, _SAID):
             return ""
         if isinstance(value, types.ModuleType):
-            names = {*looked_up, *unheard_code.ANSWERING} & self._keys_of(vars(value))
+            names = {*looked_up, *unheard_code.ANSWERING} & _keys_of(vars(value))
             if isinstance(value, unguarded_facts.OPERATOR_NAMESPACE):
                 names = {name for name in names if not isinstance(vars(value)[name], unguarded_facts.OPERATORS)}
             kinds = [] if _is_pythons(type(value)) else [self.identity(type(value))]
@@ -146,13 +148,14 @@ class Describer:
         if object_texts.is_empty(value):
             found.append("(empty)")  # Dynamo reads this of dictionaries of hooks, and makes no guard
         if isinstance(value, dict):  # Dynamo makes no guard on a key that it looked for in vain
-            found.append(object_texts.keys_text(value, self._keys_of(value), looked_up))
+            found.append(object_texts.keys_text(value, _keys_of(value), looked_up))
         if isinstance(value, (set, frozenset)):
             found.append(object_texts.elements_text(value))
         found += self._attribute_names(value)
         if isinstance(value, contextlib.nullcontext):
             found.append(str(self._content(value.enter_result)))
         found += object_texts.text_in_c(value)
+        found += object_texts.context_texts(value)
         if (claimed := object_texts.claimed_class(value)) is not None:
             found.append(self.identity(claimed))
         return " ".join(found)
@@ -167,10 +170,6 @@ class Describer:
 
     def _number_of(self, shared: Any) -> int:
         return self._numbers.setdefault(id(shared), (len(self._numbers), shared))[0]
-
-    def _keys_of(self, value: dict[Any, Any]) -> Set[Any]:
-        keys = dict.keys(value)
-        return keys - self._added if value is self._scope else keys
 
     def _attribute_names(self, value: Any) -> list[str]:
         slots = object_texts.slots_of(value)
@@ -306,7 +305,7 @@ class Describer:
             name = object_texts.class_name(cls)
             if self._abstract.setdefault(name, cls) is not cls:
                 raise NoDescriptionError(f"two abstract classes {name}")
-            self.virtual[name] = _registered(cls)
+            self._registered[name] = _registered(cls)
         return ("class", rows)
 
     def _attribute(self, name: str, value: Any) -> Any:
@@ -346,8 +345,10 @@ class Describer:
         if isinstance(value, tuple):  # a named one
             return [self._content(one) for one in tuple.__iter__(value)]
         attributes = getattr(value, "__dict__", None)
-        if not isinstance(attributes, dict) or len(attributes) > _SMALL or unheard_code.is_librarys(type(value)):
+        if not isinstance(attributes, dict) or len(attributes) > _SMALL:
             return object_texts.text_in_c(value)
+        if unheard_code.is_librarys(type(value)):
+            return [*object_texts.text_in_c(value), *object_texts.context_texts(value)]
         self._open.append(value)
         try:
             return [(str(name), self._content(one)) for name, one in sorted(attributes.items(), key=_name_of_item)]
@@ -378,6 +379,10 @@ class Describer:
         return digest
 
 
+def _keys_of(value: dict[Any, Any]) -> Set[Any]:
+    return dict.keys(value) - frame_conversion.added_to(value)
+
+
 def _builtins_of(function: Any) -> dict[str, Any]:
     found: dict[str, Any] = function.__builtins__
     return found
@@ -399,9 +404,9 @@ def _name_of_item(item: tuple[Any, Any]) -> str:
     return str(item[0])
 
 
-def _registered(cls: abc.ABCMeta) -> list[str]:
-    """The names of classes registered as virtual subclasses of an abstract class, or of one of its subclasses."""
-    found: set[str] = set()
+def _registered(cls: abc.ABCMeta) -> list[type]:
+    """The classes registered as virtual subclasses of an abstract class, or of one of its subclasses."""
+    found: dict[int, type] = {}
     left: list[Any] = [cls]
     seen: set[Any] = set()
     while left:
@@ -409,11 +414,11 @@ def _registered(cls: abc.ABCMeta) -> list[str]:
         if one in seen or not isinstance(one, abc.ABCMeta):
             continue
         seen.add(one)
-        registry = [reference() for reference in _abc._get_dump(one)[0]]
-        found |= {object_texts.class_name(other) for other in registry if other is not None}
+        others = [other for reference in _abc._get_dump(one)[0] if (other := reference()) is not None]
+        found.update((id(other), other) for other in others)
         subclasses: list[Any] = type.__subclasses__(one)
-        left += [*subclasses, *(other for other in registry if other is not None)]
-    return sorted(found)
+        left += [*subclasses, *others]
+    return [*found.values()]
 
 
 def _annotation(value: Any) -> str:

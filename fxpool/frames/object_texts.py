@@ -23,7 +23,7 @@ from fxpool.torch_compat.frames import unguarded_facts
 
 __all__ = [
     "CONTAINERS", "HEAP_TYPE", "OF_TORCH", "PLAIN", "NoDescriptionError", "claimed_class", "class_name",
-    "elements_text", "is_empty", "keys_text", "name_of", "slots_of", "text_in_c",
+    "context_texts", "elements_text", "is_empty", "keys_text", "name_of", "slots_of", "text_in_c",
 ]  # fmt: skip
 
 #: Types of plain values.
@@ -117,6 +117,18 @@ def _offset_of(time: Any) -> Any:
 
 def _is_in_c(cls: type) -> bool:
     return not cls.__flags__ & HEAP_TYPE or bool(cls.__flags__ & _IMMUTABLE)
+
+
+def context_texts(value: Any) -> list[str]:
+    """Return what a context manager of a library switches, which Dynamo reads without guards."""
+    attributes = getattr(value, "__dict__", None)
+    if not hasattr(type(value), "__enter__") or not isinstance(attributes, dict):
+        return []
+    return [f"{name}={one!r}" for name, one in sorted(attributes.items()) if type(one) in PLAIN or _is_torchs(one)]
+
+
+def _is_torchs(value: Any) -> bool:
+    return isinstance(value, OF_TORCH)
 
 
 def is_empty(value: Any) -> bool:

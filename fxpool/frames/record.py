@@ -28,7 +28,7 @@ from fxpool.frames.identity import Describer
 from fxpool.frames.object_texts import NoDescriptionError
 from fxpool.torch_compat.dynamo import frames
 from fxpool.torch_compat.frames import unguarded_facts
-from fxpool.torch_compat.frames.frame_conversion import Call, rest_function
+from fxpool.torch_compat.frames.frame_conversion import Call, added_to, rest_function
 from fxpool.torch_compat.frames.guard_tree import Tree
 from fxpool.torch_compat.frames.guards import Built, Guards, GuardsDifferError, build, builtins_of
 from fxpool.torch_compat.operators import operators
@@ -276,7 +276,8 @@ def check_virtual(then: Mapping[str, list[str]], now: Mapping[str, list[str]], c
     if then.keys() != now.keys():
         raise UnfitError(f"there are the abstract classes {sorted(now)}; there were {sorted(then)}")
     for name, classes_now in now.items():
-        missing = {one for one in {*then[name]} - {*classes_now} if one in classes or one.split(":")[0] in sys.modules}
+        gone = [(one, one.partition("#")[0]) for one in {*then[name]} - {*classes_now}]
+        missing = {one for one, cls in gone if cls in classes or cls.partition(":")[0] in sys.modules}
         if different := missing or {*classes_now} - {*then[name]}:
             raise UnfitError(f"{name} has other virtual subclasses: {min(different)}")
 
@@ -370,8 +371,10 @@ def _compare(then: list[Any], now: list[Any], verb: str) -> None:
 
 def names_there(module: str, names: frozenset[str]) -> list[str]:
     """Return which of some names a module has, sorted, and the package that its imports are relative to."""
-    found = sys.modules.get(module)
-    return [*sorted(names & vars(found).keys()), package_of(vars(found))] if found is not None else []
+    if (found := sys.modules.get(module)) is None:
+        return []
+    there = names & (vars(found).keys() - added_to(vars(found)))
+    return [*sorted(there), package_of(vars(found))]
 
 
 def package_of(names: Mapping[str, Any]) -> str:

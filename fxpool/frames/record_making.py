@@ -97,8 +97,7 @@ def make(call: Call, recorder: Recorder, recipe_of: Callable[[Callable[..., Any]
             raise RefusedError("object", f"{name} of the builtins, which the program added")
     for name in sorted(recorder.probes.keys() & looked_up):
         raise RefusedError("object", recorder.probes[name])
-    added = frozenset(call.names) - recorder.before
-    describer = Describer((function for function, *_ in recorder.results), looked_up, call.names, added)
+    describer = Describer((function for function, *_ in recorder.results), looked_up)
     with _describing():
         heard = (
             recorder.listener.tree(describer.identity, renamed) if recorder.listener is not None else guard_tree.Tree()
@@ -131,8 +130,7 @@ def make(call: Call, recorder: Recorder, recipe_of: Callable[[Callable[..., Any]
     record.tree_names = [number_of[text] for text in fitted.read.of_tree]
     record.traced = _traced(call, recorder, fitted.describer.codes)
     for name in code_locations.modules_of([call.code, *recorder.inlined]):
-        is_own = getattr(sys.modules.get(name), "__dict__", None) is call.names
-        record.scopes.append((name, names_there(name, mentioned - added if is_own else mentioned)))
+        record.scopes.append((name, names_there(name, mentioned)))
     record.environment = environment(looked_up)
     if looked_up & unguarded_facts.OF_DEVICES:
         record.devices = unguarded_facts.devices()

@@ -10,7 +10,7 @@ import functools
 import inspect
 import sys
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from typing import Any, NamedTuple
 
 from torch._dynamo import config, convert_frame, exc, utils
@@ -19,7 +19,7 @@ from torch._dynamo.types import GuardedCode, wrap_guarded_code
 from fxpool import forks
 from fxpool.torch_compat.frames.recording import Recorder, recording
 
-__all__ = ["Call", "hand_over", "rest_function", "surround"]
+__all__ = ["Call", "added_to", "hand_over", "rest_function", "surround"]
 
 Around = Callable[["Call", Callable[[Recorder | None], Any]], Any]
 
@@ -46,6 +46,14 @@ class Call(NamedTuple):
 
 _lock = forks.lock(__name__, "_lock")
 _original: Callable[..., Any] | None = None
+# The names that appeared in modules while frames of theirs were traced, by the names of the modules.
+_added: dict[str, set[str]] = {}
+
+
+def added_to(names: dict[Any, Any]) -> Set[str]:
+    """Return the names that Dynamo has put into a module's namespace: another process may have others."""
+    module = dict.get(names, "__name__")
+    return _added.get(module, frozenset()) if type(module) is str else frozenset()
 
 
 def surround(around: Around) -> None:
@@ -62,18 +70,23 @@ def surround(around: Around) -> None:
             call = _call(parameters.bind(*args, **kwargs).arguments)
 
             def trace(recorder: Recorder | None) -> Any:
-                if recorder is None:
-                    return _original(*args, **kwargs)
-                recorder.before = frozenset(call.names)
+                before = frozenset(call.names)
                 try:
+                    if recorder is None:
+                        return _original(*args, **kwargs)
                     with recording(recorder):
                         return _original(*args, **{**kwargs, "package": recorder})
                 except exc.InternalTorchDynamoError as error:
                     # An error in a listener must not end the program's compile. If the error is Dynamo's, tracing
                     # again raises it again.
+                    if recorder is None:
+                        raise
                     answer = _original(*args, **kwargs)
                     recorder.error = error
                     return answer
+                finally:
+                    if new := call.names.keys() - before:
+                        _added.setdefault(str(call.names.get("__name__")), set()).update(new)
 
             return around(call, trace)
 

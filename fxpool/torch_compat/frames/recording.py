@@ -29,8 +29,7 @@ class Recorder:
     `code` is the frame's new byte code, None if Dynamo made none. `inlined` is the code of all functions that were
     traced; `imports` the module behind each name that Dynamo gave to one; `graphs` the callable in the place of each
     graph; `resumed` code and module of functions for the rest after a graph break; `installed` all names that Dynamo
-    defined for the frame, and `shared` those for all frames of a module. `before` are the names that the frame's module
-    had before it was traced.
+    defined for the frame, and `shared` those for all frames of a module.
     `listener` has heard most of the guards, `guards` are the others, and
     `functions` those that Dynamo wrote for some of them (`guards.remembering`).
     `results` are (function, arguments, named ones, result) of calls that Dynamo made and takes for constants, and
@@ -55,7 +54,6 @@ class Recorder:
         self.resumed: dict[str, tuple[types.CodeType, str]] = {}
         self.installed: frozenset[str] = frozenset()
         self.shared: set[str] = set()
-        self.before: frozenset[str] = frozenset()
         self.results: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], Any]] = []
         self.called: set[types.CodeType] = set()
         self.probes: dict[str, str] = {}
