@@ -276,7 +276,8 @@ class Describer:
     def _globals(self, function: types.FunctionType) -> Any:
         """Return whose namespace a function reads; what it reads there, if it is not a module's."""
         names = function.__globals__
-        if any(dict.get(vars(builtins), name) is not value for name, value in _builtins_of(function).items()):
+        others = _builtins_of(function)
+        if others is not vars(builtins) and any(vars(builtins).get(name) is not one for name, one in others.items()):
             raise NoDescriptionError(f"{object_texts.name_of(function)}, which has other builtins")
         name = dict.get(names, "__name__")
         module = sys.modules.get(name) if isinstance(name, str) else None
