@@ -57,7 +57,7 @@ def _from_each_class(walk: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _by_descriptor(get: Callable[..., Any], recorder: Recorder) -> Callable[..., Any]:
-    """What a descriptor gives gets a source with its name, which may be another attribute's."""
+    """Dynamo names the source of an attribute after its descriptor, whose name may be another attribute's."""
 
     def value_of(variable: Any, tx: Any, owner: Any, *arguments: Any, **named: Any) -> Any:
         value, descriptor = getattr(owner, "value", None), variable.descriptor

@@ -94,7 +94,7 @@ def without_source(recorder: Recorder) -> Iterator[tuple[Any, str, Any]]:
             recorder.refuse("object", f"a comparison of {name}, which Dynamo leaves to Python")
         return compare(variable, *arguments, **named)
 
-    graphs: dict[int, Any] = {}  # which Dynamo makes of functions that have a gradient of their own
+    graphs: dict[int, Any] = {}  # which Dynamo makes, such as for `torch.autograd.Function`
     initialize_module = torch.fx.GraphModule.__init__
     yield torch.fx.GraphModule, initialize_module.__name__, initialize_graph
     original = user_defined.UserDefinedObjectVariable.__init__
