@@ -37,6 +37,7 @@ __all__ = [
     "Manager",
     "Tree",
     "TreeDiffersError",
+    "are_two",
     "flips",
     "grow",
     "repeat",
@@ -153,10 +154,18 @@ def _partition(sources: Mapping[str, Any]) -> str:
 # A part of names of globals that is another in each process.
 _OURS = re.compile(r"__fxpool_\d+_")
 # Objects of these may be shared or not, by accident.
+_VALUES = (type(None), bool, int, complex, str, bytes)
 _WITHOUT_IDENTITY = frozenset(
-    (type(None), bool, int, float, complex, str, bytes, tuple, frozenset, torch.Size, torch.dtype, torch.device,
+    (*_VALUES, float, tuple, frozenset, torch.Size, torch.dtype, torch.device,
      types.MethodType, types.BuiltinFunctionType, types.MethodWrapperType, types.MappingProxyType)
 )  # fmt: skip
+
+
+def are_two(value: Any, other: Any) -> bool:
+    """Return whether two objects are not one; of those that Python may have several of, whether they differ."""
+    if type(value) in _WITHOUT_IDENTITY and type(value) is type(other):
+        return type(value) in _VALUES and value != other
+    return value is not other
 
 
 def _memory(tensor: torch.Tensor) -> int:

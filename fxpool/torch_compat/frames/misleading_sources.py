@@ -5,10 +5,12 @@ Dynamo reads an attribute through the class that has it, or through a descriptor
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from torch._dynamo.variables import functions, user_defined
+from torch._dynamo.variables import torch as torch_functions
 
 if TYPE_CHECKING:
     from fxpool.torch_compat.frames.recording import Recorder
@@ -29,6 +31,10 @@ def elsewhere(recorder: Recorder) -> Iterator[_Patch]:
     for cls in (user_defined.UserDefinedClassVariable, user_defined.UserDefinedObjectVariable):
         if (walk := vars(cls).get("get_source_by_walking_mro")) is not None:
             yield cls, walk.__name__, _from_each_class(walk)
+    yield torch_functions, "has_torch_function", _of_real_variables(torch_functions.has_torch_function)
+    regions: Any = sys.modules.get("torch._dynamo.variables.invoke_subgraph")
+    if hasattr(regions, "has_reuse_entries"):  # Dynamo compares what the second region reads, without guards
+        yield regions, "has_reuse_entries", lambda *_: False
     for name in ("MemberDescriptorVariable", "GetSetDescriptorVariable"):
         variable = getattr(functions, name, None)
         if (get := vars(variable).get("tp_descr_get_impl")) is not None:
@@ -54,6 +60,16 @@ def _from_each_class(walk: Callable[..., Any]) -> Callable[..., Any]:
 
     owners: dict[tuple[int, str], type] = {}
     return source_of
+
+
+def _of_real_variables(has_function: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    """Have a variable made, which makes its guards: Dynamo only looks whether its object has a method."""
+
+    def has(variable: Any) -> bool:
+        variable.realize()
+        return has_function(variable)
+
+    return has
 
 
 def _by_descriptor(get: Callable[..., Any], recorder: Recorder) -> Callable[..., Any]:

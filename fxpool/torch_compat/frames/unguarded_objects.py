@@ -89,7 +89,8 @@ def without_source(recorder: Recorder) -> Iterator[tuple[Any, str, Any]]:
             recorder.refuse("object", f"an object of {type(value).__qualname__}, on which there are no guards")
 
     def compare_in_c(variable: Any, *arguments: Any, **named: Any) -> Any:
-        if isinstance(variable.value, _DATA) and getattr(variable, "_base_vt", None) is None:
+        base = getattr(variable, "_base_vt", getattr(variable, "_base_methods", None))  # the latter since 2.15
+        if isinstance(variable.value, _DATA) and base is None:
             name = type(variable.value).__qualname__
             recorder.refuse("object", f"a comparison of {name}, which Dynamo leaves to Python")
         return compare(variable, *arguments, **named)
@@ -101,7 +102,8 @@ def without_source(recorder: Recorder) -> Iterator[tuple[Any, str, Any]]:
     yield user_defined.UserDefinedObjectVariable, original.__name__, initialize
     made = builder.SourcelessBuilder.create
     yield builder.SourcelessBuilder, made.__name__, staticmethod(create)
-    compare = vars(user_defined.UserDefinedObjectVariable).get("richcompare_impl")
+    attributes = vars(user_defined.UserDefinedObjectVariable)
+    compare: Any = attributes.get("richcompare_impl", attributes.get("tp_richcompare_impl"))
     if compare is not None:
         yield user_defined.UserDefinedObjectVariable, compare.__name__, compare_in_c
     if (slots := getattr(user_defined, "_safe_c_slots", None)) is not None:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._dynamo import codegen, output_graph, symbolic_convert
 from torch._dynamo import guards as torchs
+from torch._dynamo import source as torchs_sources
 from torch._dynamo.variables import (
     builder,
     builtin,
@@ -33,6 +34,7 @@ from torch._dynamo.variables import (
     script_object,
     tensor,
 )
+from torch._dynamo.variables import torch as torch_functions
 
 from fxpool.torch_compat.frames import unguarded_facts
 from fxpool.torch_compat.frames.misleading_sources import elsewhere
@@ -48,11 +50,13 @@ __all__ = ["heard"]
 _Patch = tuple[Any, str, Any]
 
 _LITERALS = (type(None), bool, int, float, complex, str, bytes)
-# Sources of Dynamo's that name, index or look up.
-_PLAIN_WAYS = frozenset(
-    ("AttrSource", "ClosureSource", "DefaultsSource", "DictGetItemSource", "FSDPNNModuleSource", "GenericAttrSource",
-     "GetItemSource", "GlobalSource", "ListGetItemSource", "LocalSource", "NNModuleSource", "TypeSource",
-     "UnspecializedBuiltinNNModuleSource", "UnspecializedNNModuleSource", "UnspecializedParamBufferSource")
+# Sources of Dynamo's that do not lead from a frame's variables to an object that is there before it runs.
+_NOT_OBJECTS = frozenset(
+    ("BackwardStateSource", "CallFunctionNoArgsSource", "CallMethodItemSource", "ConstantSource", "ConvertIntSource",
+     "CurrentStreamSource", "DynamicScalarSource", "EphemeralSource", "FlattenScriptObjectSource", "FloatTensorSource",
+     "GlobalStateSource", "IndexedSource", "NegateSource", "NumpyTensorSource", "RandomValueSource",
+     "ScriptObjectQualifiedNameSource", "ShapeEnvSource", "SkipGuardSource", "SyntheticLocalSource",
+     "TempLocalSource", "TensorPropertySource", "TorchFunctionModeStackSource")
 )  # fmt: skip
 # Methods that look up an attribute; releases have some of them.
 _LOOKUPS = ("call_obj_hasattr", "var_getattr", "tp_getattro_impl")
@@ -62,6 +66,11 @@ _IN_ORDER = ("unpack_var_sequence", "tp_iter_impl", "repr_impl")
 _TEXTS = (str, repr, format, ascii)
 # Functions whose results Dynamo takes for constants, though they depend on installed packages.
 _ABOUT_PACKAGES = (importlib.util.find_spec, importlib.metadata.version)
+# Functions that say something of a process group, whose results Dynamo takes for constants.
+_OF_GROUPS = frozenset(
+    ("_get_group_size_by_name", "_get_group_tag", "_rank_not_in_group", "_resolve_group_name_by_ranks_and_tag",
+     "get_process_group_ranks", "get_rank", "get_world_size")
+)  # fmt: skip
 # Python's functions whose results do not depend on the order of a set.
 _WITHOUT_ORDER = (
     all, any, bool, id, isinstance, issubclass, len, operator.contains, operator.eq, operator.ge, operator.gt,
@@ -121,6 +130,8 @@ def _unguarded(recorder: Recorder) -> Iterator[_Patch]:
     def call(self: Any, value: Any) -> Any:
         variable = original(self, value)
         source = self.source
+        if source is not None:
+            recorder.met[source.name] = value
         if type(value) in _LITERALS or source is None or not _is_plain_way(source):
             return variable
         if source.name not in names_in(self.tx.output.guards):
@@ -143,9 +154,9 @@ def _unguarded(recorder: Recorder) -> Iterator[_Patch]:
 
 
 def _is_plain_way(source: Any) -> bool:
-    """Return whether a source leads to an object by names, keys and indices only, so that a guard can be made."""
+    """Return whether a source leads to an object, so that a guard can be made."""
     while source is not None:
-        if type(source).__name__ not in _PLAIN_WAYS:
+        if type(source).__name__ in _NOT_OBJECTS or type(source).__module__ != torchs_sources.__name__:
             return False
         source = getattr(source, "base", None)
     return True
@@ -304,6 +315,17 @@ def _calls(recorder: Recorder) -> Iterator[_Patch]:
     def call_for_constant(tx: Any, function: Callable[..., Any], *arguments: Any) -> Any:
         return call_marked(tx, recorder.calling(function), *arguments)
 
+    def call_in_graph(variable: Any, tx: Any, arguments: Sequence[Any], named: Any) -> Any:
+        answer = called(variable, tx, arguments, named)
+        function = variable.value
+        if getattr(function, "__name__", "") in _OF_GROUPS and isinstance(answer, constant.ConstantVariable):
+            constants = tuple(argument.as_python_constant() for argument in arguments)
+            others = {name: argument.as_python_constant() for name, argument in named.items()}
+            recorder.results.append((function, constants, others, answer.value))
+        return answer
+
+    called = torch_functions.TorchInGraphFunctionVariable.call_function
+    yield torch_functions.TorchInGraphFunctionVariable, called.__name__, call_in_graph
     call_skipped = functions.SkipFunctionVariable.call_function
     call_marked = functions.invoke_and_store_as_constant
     yield functions.SkipFunctionVariable, call_skipped.__name__, skip

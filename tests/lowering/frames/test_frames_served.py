@@ -250,3 +250,38 @@ def test_an_error_here_costs_the_frame_and_not_the_compile(
     assert json.loads(printed.splitlines()[-1])["frames"] == counted
     (reason,) = (name for name in counted if name.startswith("error:"))
     assert f"is not kept ({reason})" in errors
+
+
+SHARING = """
+import sys, torch
+import fxpool
+from fxpool.frames import serving
+serving._DOUBTED = 0.0
+def make(rate):
+    def function(x, flag):
+        x = x * (2 if flag else 3)
+        torch._dynamo.graph_break()
+        return x + 1 INSIDE
+    return function
+function = make(4)
+compiled = torch.compile(function, backend="fxpool")
+x = torch.arange(8.0)
+for flag in map(int, sys.argv[1:]):
+    torch.testing.assert_close(compiled(x, bool(flag)), function(x, bool(flag)))
+print(fxpool.stats()["frames"])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("inside", ["", "* rate"], ids=["plain", "closure"])
+def test_two_frames_have_one_rest(shared_pool: Path, cache: Path, inside: str) -> None:
+    """Dynamo makes the rest after a graph break once, and traces it for the first frame that comes to it."""
+
+    def flags(*flags: int) -> str:
+        program = SHARING.replace("INSIDE", inside)
+        return run_python(["-c", program, *map(str, flags)], FXPOOL_FRAMES="on").splitlines()[-1]
+
+    assert flags(1, 0) == "{'traced': 3, 'kept': 3, 'unfit': 1}"
+    assert flags(0) in ("{'served': 2}", "{'unfit': 1, 'served': 2}")
+    assert flags(1, 0).endswith("'served': 4}")
