@@ -17,6 +17,7 @@ import contextlib
 import enum
 import functools
 import hashlib
+import re
 import sys
 import types
 import typing
@@ -209,10 +210,8 @@ class Describer:
         if isinstance(value, type):
             return self._class(value)
         if isinstance(value, types.ModuleType):
-            read = [(name, vars(value)[name]) for name in sorted(self._looked_up & vars(value).keys())]
-            if unheard_code.is_librarys_name(value.__name__):  # others come with imports
-                return ("module", value.__name__, [(name, self._content(one)) for name, one in read if _is_given(one)])
-            return ("module", value.__name__, [(name, _plain(one)) for name, one in read])
+            read = [] if unheard_code.is_librarys_name(value.__name__) else sorted(self._looked_up & vars(value).keys())
+            return ("module", value.__name__, [(name, _plain(vars(value)[name])) for name in read])
         if isinstance(value, types.MethodType):
             return ("method", self.identity(value.__func__), self._value(value.__self__))
         if isinstance(value, _IN_C):
@@ -231,6 +230,10 @@ class Describer:
             return ("member", self.identity(type(value)), value.name, self._content(value.value), attributes)
         if isinstance(value, unguarded_facts.OPERATORS):
             return ("operator", str(value), unguarded_facts.schemas_of(value))
+        if isinstance(value, re.Pattern):
+            return ("pattern", self._value(value.pattern), value.flags)
+        if unguarded_facts.is_numpys(value):
+            return ("function of numpy", value.__name__)
         if (origin := typing.get_origin(value)) is not None:
             return ("generic", self._content(origin), [self._content(one) for one in typing.get_args(value)])
         if isinstance(value, functools.partial):
@@ -395,13 +398,6 @@ def _code_in(cls: type) -> list[tuple[str, str]]:
         return []
     methods = ((name, getattr(value, "__func__", value)) for name, value in sorted(vars(cls).items()))
     return [(name, code_digest(one.__code__)) for name, one in methods if isinstance(one, types.FunctionType)]
-
-
-def _is_given(value: Any) -> bool:
-    """Return whether a library's module may have a value from the program: data, or code that is not a library's."""
-    if isinstance(value, (type, types.FunctionType)):
-        return not unheard_code.is_librarys_name(str(value.__module__))
-    return type(value) in PLAIN or isinstance(value, (*CONTAINERS, tuple))
 
 
 def _plain(value: Any) -> str:

@@ -49,6 +49,7 @@ __all__ = [
     "fit",
     "has_attribute",
     "identity_of",
+    "is_a",
     "listed_names",
     "name_rests_inside",
     "names_of_module",
@@ -102,8 +103,9 @@ class Record(msgspec.Struct, kw_only=True):
     `imports` are modules by the name that Dynamo gave them. `installed` are the other globals that it defined, by their
     number: ``["graph", recipe]`` is a graph (`lowering.artifact.load.Recipe`); ``["rest", code, module, origin]`` a
     function for the rest after a graph break, with the record that it comes from (`origins`), or "" for this one;
-    ``["builtins"]``, ``["module", name]`` and ``["named", module, name]`` are what they say. `inner` are the origins of
-    rests among the constants of the code.
+    ``["builtins"]``, ``["module", name]`` and ``["named", module, name]`` are what they say, and
+    ``["tuple", module, name]`` is the globals of the constructor of a named tuple. `inner` are the origins of rests
+    among the constants of the code.
 
     `traced` is code that no description covers: (module, name, wrappers, digest). `scopes` are the modules of all
     traced code, each with the names that it has of those `mentioned` in the code: a global that appears hides a
@@ -113,7 +115,8 @@ class Record(msgspec.Struct, kw_only=True):
     functions that Dynamo calls while it traces: they are called again to compare.
 
     `answers` are (module, attribute, whether there is one) of modules that compute their attributes, and
-    `listed` are (module, class, digest of the names in it), or ("", module, digest), where code calls ``dir()``.
+    `listed` are (module, class, digest of the names in it), or ("", module, digest), where code calls ``dir()``, and
+    `subclasses` (module, class, module, abstract class, whether it is a subclass) where code asks for it.
     `operators` are the program's operators that ran on tensors without data, with digests of their code, `pythons` the
     builtins that the code mentions, with texts. `proof` is the number of facts that were changed in a copy, which then
     did not fit.
@@ -140,6 +143,7 @@ class Record(msgspec.Struct, kw_only=True):
     results: list[Result] = []
     answers: list[tuple[str, str, bool]] = []
     listed: list[tuple[str, str, str]] = []
+    subclasses: list[tuple[str, str, str, str, bool]] = []
     operators: list[tuple[str, str]] = []
     inner: list[str] = []
     proof: int = 0
@@ -232,6 +236,9 @@ def check_process(record: Record, call: Call) -> None:
     for module_name, name, digest in record.listed:
         if listed_names(module_name, name) != digest:
             raise UnfitError(f"there are other names in {name}, which the code lists")
+    for *names, is_subclass in record.subclasses:
+        if is_a(*names) is not is_subclass:
+            raise UnfitError(f"{'.'.join(names[:2])} was {'' if is_subclass else 'not '}a {'.'.join(names[2:])}")
     for name, digest in record.operators:
         if operator_digest(name) != digest:
             raise UnfitError(f"the operator {name} is another")
@@ -344,6 +351,7 @@ def difference(then: Record, now: Record) -> str | None:
         "results",
         "answers",
         "listed",
+        "subclasses",
         "operators",
         "pythons",
         "environment",
@@ -400,6 +408,14 @@ def listed_names(module: str, name: str) -> str:
     return hashlib.blake2b(repr(names).encode(), digest_size=8).hexdigest()
 
 
+def is_a(module: str, name: str, abstract_module: str, abstract: str) -> bool | None:
+    """Return whether a class is a subclass of an abstract one, which may run its code; None if there is no such."""
+    try:
+        return issubclass(by_name(module, name), by_name(abstract_module, abstract))
+    except Exception:  # the program's: Dynamo reports it
+        return None
+
+
 def builtin_texts(mentioned: frozenset[str]) -> list[tuple[str, str]]:
     """Return the builtins that code mentions, with a text of each: a program may replace them and add to them."""
     return [(name, _builtin_text(vars(builtins)[name])) for name in sorted(mentioned & vars(builtins).keys())]
@@ -446,8 +462,10 @@ def _value(row: list[Any], call: Call) -> list[Any]:
     kind, *parts = row
     if kind == "builtins":
         return [builtins_of(call.names)]
-    if kind in ("module", "named"):
+    if kind in ("module", "named", "tuple"):
         found = sys.modules.get(parts[0]) if kind == "module" else by_name(*parts)
+        if kind == "tuple":
+            found = getattr(getattr(found, "__new__", None), "__globals__", None)
         if found is None:
             raise UnfitError(f"there is no {'.'.join(parts)}")
         return [found]

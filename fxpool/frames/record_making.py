@@ -35,6 +35,7 @@ from fxpool.frames.record import (
     environment,
     fit,
     has_attribute,
+    is_a,
     listed_names,
     name_rests_inside,
     names_of_module,
@@ -95,6 +96,10 @@ def make(call: Call, recorder: Recorder, recipe_of: Callable[[Callable[..., Any]
         added = vars(builtins)[name]
         if isinstance(added, types.ModuleType) or not unheard_code.is_librarys(type(added)):
             raise RefusedError("object", f"{name} of the builtins, which the program added")
+    for module in recorder.modules:
+        for name in sorted(looked_up & vars(module).keys()):
+            if unheard_code.may_be_given(vars(module)[name]):
+                raise RefusedError("object", f"{name} of the module {module.__name__}, on which there are no guards")
     for name in sorted(recorder.probes.keys() & looked_up):
         raise RefusedError("object", recorder.probes[name])
     describer = Describer((function for function, *_ in recorder.results), looked_up)
@@ -114,6 +119,7 @@ def make(call: Call, recorder: Recorder, recipe_of: Callable[[Callable[..., Any]
         results=_results(recorder),
         answers=_answers(recorder),
         listed=_listed(recorder),
+        subclasses=_subclasses(recorder),
         operators=_operators(recorder),
         pythons=builtin_texts(mentioned),
         inner=[origins.get(code, "") for code in rests_inside(recorder.code)],
@@ -124,7 +130,8 @@ def make(call: Call, recorder: Recorder, recipe_of: Callable[[Callable[..., Any]
         except UnfitError as error:
             raise RefusedError("own_guards", f"its own guards do not fit: {error}") from error
     for manager, value in zip(record.tree.managers, fitted.built.values[1:], strict=True):
-        if guard_tree.are_two(recorder.met.get(manager.source, value), value):
+        met = recorder.met.get(manager.source, value)
+        if type(met) is type(value) and guard_tree.are_two(met, value):
             raise RefusedError("object", f"{manager.source} leads to another object than Dynamo met")
     record.virtual = describer.virtual
     record.said, record.names = fitted.read.said, fitted.read.names
@@ -176,6 +183,8 @@ def _installed(name: str, call: Call, recorder: Recorder, recipe_of: Callable[[C
     value = call.names.get(name)
     if value is builtins_of(call.names):
         return ["builtins"]
+    if type(value) is dict and (cls := _named_tuple(value, call, recorder)) is not None:
+        return ["tuple", cls.__module__, cls.__qualname__]
     if isinstance(value, types.ModuleType) and sys.modules.get(value.__name__) is value:
         return ["module", value.__name__]
     if isinstance(value, (type, types.FunctionType, types.BuiltinFunctionType)) and (
@@ -183,6 +192,16 @@ def _installed(name: str, call: Call, recorder: Recorder, recipe_of: Callable[[C
     ):
         return ["named", value.__module__, value.__qualname__]
     raise RefusedError("global", f"Dynamo keeps an object of {type(value).__qualname__} for the code")
+
+
+def _named_tuple(names: dict[str, Any], call: Call, recorder: Recorder) -> type | None:
+    """Return the class of named tuples whose constructor has these globals, if it is there under its name."""
+    modules = map(sys.modules.get, code_locations.modules_of([call.code, *recorder.inlined]))
+    scopes = [call.names, *(vars(module) for module in modules if module is not None)]
+    for value in [value for scope in scopes for value in [*scope.values()]]:
+        if isinstance(value, type) and getattr(value.__new__, "__globals__", None) is names:
+            return value if by_name(value.__module__, value.__qualname__) is value else None
+    return None
 
 
 def _results(recorder: Recorder) -> list[Result]:
@@ -216,6 +235,18 @@ def _listed(recorder: Recorder) -> list[tuple[str, str, str]]:
         if by_name(*name) is not value:
             raise RefusedError("object", f"the names of {'.'.join(name)}, which is not there under its name")
         found.append((*name, listed_names(*name)))
+    return found
+
+
+def _subclasses(recorder: Recorder) -> list[tuple[str, str, str, str, bool]]:
+    found = []
+    for cls, abstract in recorder.questions:
+        if not (unheard_code.is_librarys(cls) and unheard_code.is_librarys(abstract)):
+            names = (cls.__module__, cls.__qualname__, abstract.__module__, abstract.__qualname__)
+            answer = is_a(*names) if by_name(*names[:2]) is cls and by_name(*names[2:]) is abstract else None
+            if answer is None:
+                raise RefusedError("object", f"whether {cls.__qualname__} is a {abstract.__qualname__}")
+            found.append((*names, answer))
     return found
 
 
@@ -332,6 +363,8 @@ def _changes(record: Record, call: Call, fitted: Fitted) -> Iterator[tuple[str, 
         yield "an operator", process(operators=[(name, f"{digest}'")]), name
     for module, name, digest in record.listed:
         yield "listed names", process(listed=[(module, name, f"{digest}'")]), name
+    for *names, answer in record.subclasses:
+        yield "a subclass", process(subclasses=[(*names, not answer)]), names
     yield "the environment", process(environment=f"{record.environment}'"), "environ"
     if record.devices is not None:
         yield "the devices", process(devices=[*record.devices, "'"]), "devices"

@@ -10,9 +10,9 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
-from fxpool.frames.object_texts import HEAP_TYPE
+from fxpool.frames.object_texts import CONTAINERS, HEAP_TYPE, PLAIN
 
-__all__ = ["ANSWERING", "is_answering", "is_librarys", "is_librarys_name", "remembered"]
+__all__ = ["ANSWERING", "is_answering", "is_librarys", "is_librarys_name", "may_be_given", "remembered"]
 
 #: A module with one of these names may have attributes that are not in its namespace.
 ANSWERING = frozenset(("__getattr__",))
@@ -47,6 +47,13 @@ def _has_state(function: Any) -> bool:
     if isinstance(function, _BOUND):
         return not isinstance(function.__self__, _STATELESS)
     return isinstance(function, functools._lru_cache_wrapper)
+
+
+def may_be_given(value: Any) -> bool:
+    """Return whether a library's module may have a value from the program: data, or code that is not a library's."""
+    if isinstance(value, (type, types.FunctionType)):
+        return not is_librarys_name(str(value.__module__))
+    return type(value) in PLAIN or isinstance(value, (*CONTAINERS, tuple))
 
 
 def is_librarys(value: Any) -> bool:

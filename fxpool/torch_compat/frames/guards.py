@@ -266,7 +266,7 @@ def _orders(sources: Iterable[Any], variables: dict[str, Any], names: dict[str, 
 
 def _objects(sources: Iterable[Any], variables: dict[str, Any], names: dict[str, Any]) -> dict[str, Any]:
     """Return the objects that sources lead to and pass on their way, by the sources' names."""
-    scope: dict[str, Any] = {"L": variables, "G": names}
+    scope: dict[str, Any] = {**torchs._get_closure_vars(), "L": variables, "G": names}
     known: dict[Any, Any] = {}
     found: dict[str, Any] = {}
     for source in sources:

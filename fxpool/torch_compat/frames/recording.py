@@ -38,7 +38,9 @@ class Recorder:
     `attributes` are (module, name) of lookups of a module's attributes, and `keys` the texts that were looked up in
     dictionaries or as attributes of tensors: code may compute these names. `listed` are modules and classes whose names
     code listed with ``dir()``. `targets` are operators and functions that ran on tensors without data, by their ids.
-    `met` are the objects that Dynamo met, by their sources.
+    `modules` are those of libraries that Dynamo met without a source.
+    `questions` are (class, abstract class) where Dynamo asked for subclasses. `met` are the objects that Dynamo met, by
+    their sources.
     `literals` are Dynamo's variables for sets in byte code, by their ids.
     `refusal` says why the frame can't be kept, as a reason and a text; `error` ended the recording, and the frame was
     traced without it.
@@ -62,6 +64,8 @@ class Recorder:
         self.keys: set[str] = set()
         self.listed: list[types.ModuleType | type] = []
         self.targets: dict[int, Any] = {}
+        self.modules: list[types.ModuleType] = []
+        self.questions: dict[tuple[type, type], None] = {}
         self.met: dict[str, Any] = {}
         self.literals: dict[int, Any] = {}
         self.refusal: tuple[str, str] | None = None

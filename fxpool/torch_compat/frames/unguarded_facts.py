@@ -17,8 +17,8 @@ from torch._dynamo.variables.functions import PolyfilledFunctionVariable
 
 __all__ = [
     "CONSTANT_RESULT", "MODULE_TABLES", "OF_DEVICES", "OPERATORS", "OPERATOR_NAMESPACE", "OVERLOAD",
-    "WRAPPER_ADDRESS", "decimal_context", "devices", "folds", "is_folded", "marks_of", "of_tensor", "polyfill_of",
-    "polyfills", "schemas_of", "stable_name", "tracing_facts", "tree_functions", "without_addresses",
+    "WRAPPER_ADDRESS", "decimal_context", "devices", "folds", "is_folded", "is_numpys", "marks_of", "of_tensor",
+    "polyfill_of", "polyfills", "schemas_of", "stable_name", "tracing_facts", "tree_functions", "without_addresses",
 ]  # fmt: skip
 
 #: The types of operators, which their text names.
@@ -116,6 +116,13 @@ def tree_functions(cls: type) -> list[Any]:
     """Return the functions by which torch takes objects of a class apart and puts them together; none for leaves."""
     node = torch.utils._pytree.SUPPORTED_NODES.get(cls)
     return [] if node is None else [node.flatten_fn, node.unflatten_fn]
+
+
+def is_numpys(value: Any) -> bool:
+    """Return whether a value is a function in C of numpy's, under its name."""
+    numpy = sys.modules.get("numpy")
+    name = getattr(value, "__name__", None) if numpy is not None and type(value) is vars(numpy).get("ufunc") else None
+    return name is not None and vars(sys.modules["numpy"]).get(name) is value
 
 
 def is_folded(cls: type) -> bool:

@@ -85,7 +85,7 @@ def without_source(recorder: Recorder) -> Iterator[tuple[Any, str, Any]]:
         initialize_module(graph, *arguments, **named)
 
     def hear(value: Any) -> None:
-        if id(value) not in graphs and not _is_described(value):
+        if id(value) not in graphs and not _is_described(value, recorder.modules):
             recorder.refuse("object", f"an object of {type(value).__qualname__}, on which there are no guards")
 
     def compare_in_c(variable: Any, *arguments: Any, **named: Any) -> Any:
@@ -124,9 +124,13 @@ class _Slots:
         return is_allowed
 
 
-def _is_described(value: Any, depth: int = _DEEPEST) -> bool:
-    """Return whether the description of what holds a value says all of it: data, code and Dynamo's own variables."""
+def _is_described(value: Any, modules: list[types.ModuleType], depth: int = _DEEPEST) -> bool:
+    """Return whether the description of what holds a value says all of it: data, code and Dynamo's own variables.
+
+    Libraries' modules are added to `modules`: the frame is refused if code reads data of theirs.
+    """
     if isinstance(value, types.ModuleType):
+        modules.append(value)
         return code_owner.is_own_module(value)
     if isinstance(value, _DESCRIBED) or type(value) in _WHOLE or type(value).__module__ == _OF_RESULTS:
         return True
@@ -140,4 +144,4 @@ def _is_described(value: Any, depth: int = _DEEPEST) -> bool:
         items = [*value.keys(), *value.values()] if isinstance(value, dict) else [*value]
     else:
         return False
-    return depth > 0 and all(_is_described(one, depth - 1) for one in items)
+    return depth > 0 and all(_is_described(one, modules, depth - 1) for one in items)

@@ -8,15 +8,11 @@ changes: globals of Python's library, C functions, classes of tensors.
 from __future__ import annotations
 
 import contextlib
-import enum
-import functools
 import importlib
 import importlib.metadata
 import importlib.util
-import operator
-import sys
 import types
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,20 +21,20 @@ from torch._dynamo import guards as torchs
 from torch._dynamo import source as torchs_sources
 from torch._dynamo.variables import (
     builder,
-    builtin,
     constant,
     dicts,
     functions,
-    lists,
     misc,
     script_object,
     tensor,
 )
 from torch._dynamo.variables import torch as torch_functions
 
-from fxpool.torch_compat.frames import unguarded_facts
 from fxpool.torch_compat.frames.misleading_sources import elsewhere
+from fxpool.torch_compat.frames.set_orders import sets
+from fxpool.torch_compat.frames.unguarded_builtins import builtins
 from fxpool.torch_compat.frames.unguarded_objects import DESCRIPTORS, without_source
+from fxpool.torch_compat.frames.variables import Patch, methods, realized, value_of
 from fxpool.torch_compat.operators import code_owner
 from fxpool.torch_compat.patching import patched
 
@@ -46,8 +42,6 @@ if TYPE_CHECKING:
     from fxpool.torch_compat.frames.recording import Recorder
 
 __all__ = ["heard"]
-
-_Patch = tuple[Any, str, Any]
 
 _LITERALS = (type(None), bool, int, float, complex, str, bytes)
 # Sources of Dynamo's that do not lead from a frame's variables to an object that is there before it runs.
@@ -60,10 +54,6 @@ _NOT_OBJECTS = frozenset(
 )  # fmt: skip
 # Methods that look up an attribute; releases have some of them.
 _LOOKUPS = ("call_obj_hasattr", "var_getattr", "tp_getattro_impl")
-# Methods that read the elements of a set in their order; releases have some of them.
-_IN_ORDER = ("unpack_var_sequence", "tp_iter_impl", "repr_impl")
-# Python's functions that Dynamo calls on a program's objects.
-_TEXTS = (str, repr, format, ascii)
 # Functions whose results Dynamo takes for constants, though they depend on installed packages.
 _ABOUT_PACKAGES = (importlib.util.find_spec, importlib.metadata.version)
 # Functions that say something of a process group, whose results Dynamo takes for constants.
@@ -71,26 +61,6 @@ _OF_GROUPS = frozenset(
     ("_get_group_size_by_name", "_get_group_tag", "_rank_not_in_group", "_resolve_group_name_by_ranks_and_tag",
      "get_process_group_ranks", "get_rank", "get_world_size")
 )  # fmt: skip
-# Python's functions whose results do not depend on the order of a set.
-_WITHOUT_ORDER = (
-    all, any, bool, id, isinstance, issubclass, len, operator.contains, operator.eq, operator.ge, operator.gt,
-    operator.le, operator.lt, operator.ne, operator.not_, operator.truth, sorted, type,
-)  # fmt: skip
-# Methods of sets that do not read in order.
-_METHODS_WITHOUT_ORDER = frozenset(
-    ("__contains__", "__eq__", "__ge__", "__gt__", "__hash__", "__le__", "__len__", "__lt__", "__ne__", "add", "clear",
-     "discard", "isdisjoint", "issubset", "issuperset", "remove")
-)  # fmt: skip
-# Dynamo's classes for Python's functions end with this.
-_OF_BUILTINS = "BuiltinVariable"
-# Comparisons of identities, by their text in byte code.
-_IDENTITY = {"is": operator.is_, "is not": operator.is_not}
-# Types of values that may be equal and not one.
-_COPIED = (int, float, complex, str, bytes, torch.device)
-# Numbers of which Python has one object each.
-_SMALL = range(-5, 257)
-# Numbers that are their own hash.
-_NUMBERS = (int, float, bool)
 _ADDRESS = " at 0x"
 
 
@@ -107,7 +77,7 @@ def heard(recorder: Recorder) -> Iterator[None]:
         yield
 
 
-def _skipped_guards(recorder: Recorder) -> Iterator[_Patch]:
+def _skipped_guards(recorder: Recorder) -> Iterator[Patch]:
     """Guards on globals of Python's library, signatures and annotations; on functions in C and classes of tensors."""
     for module in (symbolic_convert, functions, builder):
         if hasattr(module, "SkipGuardSource"):
@@ -124,7 +94,7 @@ def _skipped_guards(recorder: Recorder) -> Iterator[_Patch]:
     yield builder.VariableBuilder, "_wrap", wrap
 
 
-def _unguarded(recorder: Recorder) -> Iterator[_Patch]:
+def _unguarded(recorder: Recorder) -> Iterator[Patch]:
     """Objects that Dynamo wraps without any guard, or meets again under another source."""
 
     def call(self: Any, value: Any) -> Any:
@@ -168,7 +138,7 @@ def _is_taken_for_constant(value: Any) -> bool:
     return type(value) in DESCRIPTORS
 
 
-def _lookups(recorder: Recorder) -> Iterator[_Patch]:
+def _lookups(recorder: Recorder) -> Iterator[Patch]:
     """Names of attributes of modules and tensors, which code may compute."""
 
     def of_module(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -188,25 +158,15 @@ def _lookups(recorder: Recorder) -> Iterator[_Patch]:
 
         return look_up
 
-    yield from _methods([misc.PythonModuleVariable], _LOOKUPS, of_module)
-    yield from _methods([tensor.TensorVariable], _LOOKUPS, of_tensor)
+    yield from methods([misc.PythonModuleVariable], _LOOKUPS, of_module)
+    yield from methods([tensor.TensorVariable], _LOOKUPS, of_tensor)
 
 
-def _methods(
-    classes: Iterable[Any], names: Iterable[str], around: Callable[[Callable[..., Any]], Callable[..., Any]]
-) -> Iterator[_Patch]:
-    """Yield replacements for methods that classes define themselves."""
-    for cls in classes:
-        for name in names:
-            if (original := vars(cls).get(name)) is not None:
-                yield cls, name, around(original)
-
-
-def _keys(recorder: Recorder) -> Iterator[_Patch]:
+def _keys(recorder: Recorder) -> Iterator[Patch]:
     """Texts that are looked up in dictionaries, which may be in vain."""
 
     def item(variable: Any, tx: Any, key: Any) -> Any:
-        text = _value(key)
+        text = value_of(key)
         if type(text) is str:
             recorder.keys.add(text)
         elif type(text) is bytes:
@@ -214,7 +174,7 @@ def _keys(recorder: Recorder) -> Iterator[_Patch]:
         return get(variable, tx, key)
 
     def initialize(tracker: Any, variable: Any, *arguments: Any, **named: Any) -> None:
-        key_made(tracker, _realized(variable) or variable, *arguments, **named)  # which makes its guards
+        key_made(tracker, realized(variable) or variable, *arguments, **named)  # which makes its guards
 
     get = dicts.ConstDictVariable.getitem_const_raise_exception_if_absent
     yield dicts.ConstDictVariable, get.__name__, item
@@ -223,83 +183,7 @@ def _keys(recorder: Recorder) -> Iterator[_Patch]:
     yield tracker, key_made.__name__, initialize
 
 
-def _builtins(recorder: Recorder) -> Iterator[_Patch]:
-    """Calls of Python's functions that Dynamo makes on a program's objects."""
-
-    def listening(original: Callable[..., Any]) -> Callable[..., Any]:
-        def call(variable: Any, tx: Any, arguments: Sequence[Any], named: Any) -> Any:
-            function = getattr(variable, "fn", None)
-            if arguments:
-                _hear_builtin(recorder, function, [_value(one) for one in arguments[:2]], tx)
-            if named or not any(function is one for one in _WITHOUT_ORDER):
-                for one in arguments:
-                    _refuse_order(recorder, one)
-            return original(variable, tx, arguments, named)
-
-        return call
-
-    def comparing(function: Any, original: Callable[..., Any]) -> Callable[..., Any]:
-        def call(tx: Any, arguments: Sequence[Any], named: Any) -> Any:
-            if not any(isinstance(one, constant.ConstantVariable) and one.value is None for one in arguments):
-                _hear_builtin(recorder, function, [*map(_value, arguments)], tx)
-            if all(isinstance(_realized(one), functions.UserMethodVariable) for one in arguments):
-                recorder.refuse("object", "whether two methods are one, which no guard says")
-            return original(tx, arguments, named)
-
-        return call
-
-    handlers = symbolic_convert.compare_op_handlers  # which torch made of the methods below when it was imported
-    heard_too = {name: comparing(function, handlers[name]) for name, function in _IDENTITY.items()}
-    yield symbolic_convert, "compare_op_handlers", {**handlers, **heard_too}
-    classes = [one for one in vars(builtin).values() if isinstance(one, type) and one.__name__.endswith(_OF_BUILTINS)]
-    yield from _methods(dict.fromkeys(classes), ("call_function",), listening)
-
-
-def _hear_builtin(recorder: Recorder, function: Any, values: list[Any], tx: Any) -> None:
-    value = values[0]
-    name = type(value).__qualname__
-    if function is dir:
-        if isinstance(value, (types.ModuleType, type)):
-            recorder.listed.append(value)
-        else:
-            recorder.refuse("object", f"the names of {name}")
-    elif function is id and code_owner.is_file_of_library(tx.f_code.co_filename):
-        pass  # Python's library has ids as keys of what it has met
-    elif function in (hash, id) and not (function is hash and _is_hash_traced(value)):
-        recorder.refuse("object", f"{function.__name__}() of {name}, which is another number in each process")
-    elif function in _IDENTITY.values() and len(values) == 2 and _may_be_one(*values):
-        if code_owner.is_file_of_library(tx.f_code.co_filename):
-            return  # copy and dataclasses ask so whether an element is another one now
-        recorder.refuse("object", f"whether two equal objects of {name} are one, which no guard says")
-    elif any(function is one for one in _TEXTS) and _has_own_text(value):
-        recorder.refuse("object", f"the text of {name}, which Dynamo takes for a constant")
-    elif function in (isinstance, issubclass) and any(map(_is_protocol, _classes_in(values[-1]))):
-        recorder.refuse("object", "a protocol, which looks at attributes without guards")
-
-
-def _may_be_one(value: Any, other: Any) -> bool:
-    """Return whether two values are equal numbers or texts that Python does not make one of."""
-    if type(value) is not type(other) or type(value) not in _COPIED or value != other:
-        return False
-    return value not in _SMALL if isinstance(value, int) else not isinstance(value, (str, bytes)) or len(value) > 1
-
-
-def _is_hash_traced(value: Any) -> bool:
-    """Return whether a hash is the number itself, or of a method that Dynamo traces."""
-    code = getattr(type(value).__hash__, "__code__", None)
-    is_written = code is not None and not code.co_filename.startswith("<")  # not by dataclasses, which Dynamo calls
-    return type(value) in _NUMBERS or (is_written and not unguarded_facts.is_folded(type(value)))
-
-
-def _classes_in(value: Any) -> list[Any]:
-    return [one for part in value for one in _classes_in(part)] if isinstance(value, tuple) else [value]
-
-
-def _is_protocol(cls: Any) -> bool:
-    return isinstance(cls, type) and bool(getattr(cls, "_is_protocol", False))
-
-
-def _calls(recorder: Recorder) -> Iterator[_Patch]:
+def _calls(recorder: Recorder) -> Iterator[Patch]:
     """Calls of functions that Dynamo does not trace, and whose results it takes for constants."""
 
     def skip(variable: Any, tx: Any, arguments: Sequence[Any], named: Any) -> Any:
@@ -335,10 +219,10 @@ def _calls(recorder: Recorder) -> Iterator[_Patch]:
 
 def _is_function(variable: Any) -> bool:
     kinds = (functions.BaseUserFunctionVariable, functions.FunctoolsPartialVariable)
-    return isinstance(_realized(variable), kinds)
+    return isinstance(realized(variable), kinds)
 
 
-def _constants(recorder: Recorder) -> Iterator[_Patch]:
+def _constants(recorder: Recorder) -> Iterator[Patch]:
     """Texts with addresses."""
 
     def initialize(variable: Any, *arguments: Any, **named: Any) -> None:
@@ -351,7 +235,7 @@ def _constants(recorder: Recorder) -> Iterator[_Patch]:
     yield constant.ConstantVariable, original.__name__, initialize
 
 
-def _operators(recorder: Recorder) -> Iterator[_Patch]:
+def _operators(recorder: Recorder) -> Iterator[Patch]:
     """Operators and functions that run on tensors without data: sizes of results become constants."""
 
     def create(tracer: Any, kind: str, target: Any, *arguments: Any, **named: Any) -> Any:
@@ -365,7 +249,7 @@ def _operators(recorder: Recorder) -> Iterator[_Patch]:
     yield output_graph.SubgraphTracer, original.__name__, create
 
 
-def _defined(recorder: Recorder) -> Iterator[_Patch]:
+def _defined(recorder: Recorder) -> Iterator[Patch]:
     """Names of globals that Dynamo defines once for all frames of a module."""
 
     def define(generator: Any, name: str, value: Any) -> Any:
@@ -377,71 +261,7 @@ def _defined(recorder: Recorder) -> Iterator[_Patch]:
     yield codegen.PyCodegen, original.__name__, define
 
 
-def _sets(recorder: Recorder) -> Iterator[_Patch]:
-    """The order of sets that the program has. Sets that traced code makes have the order in which it adds elements."""
-
-    def in_order(original: Callable[..., Any]) -> Callable[..., Any]:
-        def read(variable: Any, *arguments: Any, **named: Any) -> Any:
-            _refuse_order(recorder, variable)
-            return original(variable, *arguments, **named)
-
-        return read
-
-    def combining(original: Callable[..., Any]) -> Callable[..., Any]:
-        def method(variable: Any, tx: Any, name: str, arguments: Sequence[Any], *others: Any, **named: Any) -> Any:
-            if name not in _METHODS_WITHOUT_ORDER:
-                for one in (variable, *arguments):
-                    _refuse_order(recorder, one)
-            return original(variable, tx, name, arguments, *others, **named)
-
-        return method
-
-    def extending(original: Callable[..., Any]) -> Callable[..., Any]:
-        def method(variable: Any, tx: Any, name: str, arguments: Sequence[Any], *others: Any, **named: Any) -> Any:
-            if name in ("extend", "extendleft", "__iadd__"):
-                for one in arguments:
-                    _refuse_order(recorder, one)
-            return original(variable, tx, name, arguments, *others, **named)
-
-        return method
-
-    def create(value: Any, **named: Any) -> Any:
-        variable = made(value, **named)
-        if isinstance(value, (set, frozenset)):
-            recorder.literals[id(variable)] = variable
-        return variable
-
-    classes = _unordered()
-    made = constant.ConstantVariable.create
-    yield constant.ConstantVariable, "create", staticmethod(create)
-    yield from _methods([*classes, constant.ConstantVariable], _IN_ORDER, in_order)
-    yield from _methods(classes, ("call_method",), combining)
-    yield from _methods([getattr(lists, "CommonListMethodsVariable", lists.ListVariable)], ("call_method",), extending)
-
-
-@functools.cache
-def _unordered() -> tuple[Any, ...]:
-    """Dynamo's classes for sets and frozen sets; in 2.11 they are in another module."""
-    module: Any = sys.modules.get("torch._dynamo.variables.sets", dicts)
-    names = ("BaseSetVariable", "SetVariable", "FrozensetVariable")
-    return tuple(cls for name in names if (cls := getattr(module, name, None)) is not None)
-
-
-def _refuse_order(recorder: Recorder, variable: Any) -> None:
-    """Refuse the frame if the elements of a set that the program has are read in their order."""
-    variable = _realized(variable)
-    is_ordered = type(variable).__name__.startswith(("OrderedSet", "DictKey"))
-    if is_ordered or not isinstance(variable, (constant.ConstantVariable, *_unordered())):
-        return
-    attributes = _attributes(variable)
-    elements = attributes.get("items")  # of a literal, there is a value
-    elements = elements if isinstance(elements, dict) else attributes.get("value")
-    is_programs = attributes.get("source") is not None or id(variable) in recorder.literals
-    if is_programs and isinstance(elements, (dict, set, frozenset)) and len(elements) > 1:
-        recorder.refuse("object", "the order of a set, which Dynamo takes for a constant")
-
-
-def _opaque(recorder: Recorder) -> Iterator[_Patch]:
+def _opaque(recorder: Recorder) -> Iterator[Patch]:
     """Code of the program's opaque objects, which Dynamo runs."""
 
     def running(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -456,39 +276,10 @@ def _opaque(recorder: Recorder) -> Iterator[_Patch]:
 
     names = ("OpaqueObjectClassVariable", "TorchScriptObjectVariable")
     classes = [cls for name in names if (cls := getattr(script_object, name, None)) is not None]
-    yield from _methods(classes, ("call_function", "call_method", "richcompare_impl"), running)
+    yield from methods(classes, ("call_function", "call_method", "richcompare_impl"), running)
 
 
 _LISTENERS = (
-    _skipped_guards, _unguarded, _lookups, _keys, _builtins, _calls, _constants, _operators, _sets, _opaque, _defined,
+    _skipped_guards, _unguarded, _lookups, _keys, builtins, _calls, _constants, _operators, sets, _opaque, _defined,
     without_source, elsewhere,
 )  # fmt: skip
-
-
-def _realized(variable: Any) -> Any:
-    try:
-        return variable.realize()
-    except Exception:  # Dynamo meets it again where it needs the variable
-        return None
-
-
-def _attributes(variable: Any) -> dict[str, Any]:
-    return getattr(_realized(variable), "__dict__", {})
-
-
-def _value(variable: Any) -> Any:
-    """The object that a variable of Dynamo's stands for, if it has one."""
-    attributes = _attributes(variable)
-    return attributes.get("value", attributes.get("fn"))
-
-
-def _has_own_text(value: Any) -> bool:
-    """Return whether Dynamo calls ``__repr__`` for an object, where it would trace a ``__str__``: without guards."""
-    if isinstance(value, (types.FunctionType, types.CodeType)):
-        return True
-    cls: Any = type(value)
-    texts = (cls.__repr__, cls.__str__)
-    if isinstance(value, (type, enum.Enum)):
-        return any(isinstance(one, types.FunctionType) and one.__module__ != "enum" for one in texts)
-    is_code = isinstance(cls.__repr__, types.FunctionType) or cls.__repr__ is object.__repr__
-    return is_code and cls.__str__ is object.__str__ and not isinstance(value, torch.Tensor)

@@ -38,12 +38,14 @@ def _code(function: Any) -> types.CodeType:
 
 
 _TRACING = _code(convert_frame._compile)
-# Steps of Dynamo's that may run the program's code. The backend is not tracing, this package compares guards itself,
+# Steps of Dynamo's that may run the program's code, or code without a file that torch made. The backend is not tracing,
+# this package compares guards itself, guards that fail are only reported,
 # and `unguarded_reads` hears which operators run on tensors without data.
 _STEPS = frozenset(
     (
         _code(output_graph.OutputGraph.call_user_compiler),
         _code(torchs.CheckFunctionManager.__init__),
+        _code(torchs.get_guard_fail_reason_helper),
         _code(utils.run_node),
     )
 )
