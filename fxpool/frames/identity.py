@@ -57,6 +57,8 @@ _OF_ENUMS = frozenset(("_value_", "_name_", "__objclass__", "_sort_order_"))
 _IN_ORDER = frozenset(("__dict__", "vars"))
 # Modules of Python's whose classes do not change.
 _OF_PYTHON = ("abc", "typing", "collections.abc", "enum")
+# Methods of patterns that call a function, which Dynamo leaves to Python.
+_CALLING = frozenset(("sub", "subn"))
 _DEEPEST = 12
 # The depth down to which objects are described, and the number of attributes of a small one.
 _SHALLOW, _SMALL = 6, 32
@@ -210,8 +212,10 @@ class Describer:
         if isinstance(value, type):
             return self._class(value)
         if isinstance(value, types.ModuleType):
-            read = [] if unheard_code.is_librarys_name(value.__name__) else sorted(self._looked_up & vars(value).keys())
-            return ("module", value.__name__, [(name, _plain(vars(value)[name])) for name in read])
+            read = [(name, vars(value)[name]) for name in sorted(self._looked_up & vars(value).keys())]
+            if unheard_code.is_librarys_name(value.__name__):  # other values come with imports
+                read = [(name, one) for name, one in read if type(one) in PLAIN]
+            return ("module", value.__name__, [(name, _plain(one)) for name, one in read])
         if isinstance(value, types.MethodType):
             return ("method", self.identity(value.__func__), self._value(value.__self__))
         if isinstance(value, _IN_C):
@@ -230,7 +234,7 @@ class Describer:
             return ("member", self.identity(type(value)), value.name, self._content(value.value), attributes)
         if isinstance(value, unguarded_facts.OPERATORS):
             return ("operator", str(value), unguarded_facts.schemas_of(value))
-        if isinstance(value, re.Pattern):
+        if isinstance(value, re.Pattern) and _CALLING.isdisjoint(self._looked_up):
             return ("pattern", self._value(value.pattern), value.flags)
         if unguarded_facts.is_numpys(value):
             return ("function of numpy", value.__name__)

@@ -381,6 +381,7 @@ KINDS: dict[str, Kind] = {
             "import collections.abc\nclass A:\n    __module__ = 'nowhere'\nC = A()",
         ),
         before="collections.abc.Sized.register(module.A)",
+        refused="whether A is a Sized",
     ),
     "base that is a virtual subclass no longer": Kind(
         function(
