@@ -36,8 +36,9 @@ def elsewhere(recorder: Recorder) -> Iterator[_Patch]:
     if hasattr(regions, "has_reuse_entries"):  # Dynamo compares what the second region reads, without guards
         yield regions, "has_reuse_entries", lambda *_: False
     for name in ("MemberDescriptorVariable", "GetSetDescriptorVariable"):
-        variable = getattr(functions, name, None)
-        if (get := vars(variable).get("tp_descr_get_impl")) is not None:
+        variable: Any = getattr(functions, name, None)
+        get = getattr(variable, "__dict__", {}).get("tp_descr_get_impl")
+        if get is not None:
             yield variable, get.__name__, _by_descriptor(get, recorder)
 
 
