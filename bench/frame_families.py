@@ -252,8 +252,9 @@ def main() -> None:
     print("| family | served | traced | refused | graphs captured | equal to eager |\n|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory(prefix="fxf", ignore_cleanup_errors=True) as root:
         with concurrent.futures.ThreadPoolExecutor(options.jobs) as threads:
-            for row in threads.map(lambda family: of_family(family, options, root), families):
-                rows.append(row)
+            futures = [threads.submit(of_family, family, options, root) for family in families]
+            for future in concurrent.futures.as_completed(futures):
+                rows.append(row := future.result())
                 if "second" in row:
                     print(line_of(row), flush=True)
                 if options.out:

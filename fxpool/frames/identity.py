@@ -140,8 +140,8 @@ class Describer:
             return f"{self.identity(value)} {self.identity(of) if isinstance(of, type) and not _is_pythons(of) else ''}"
         if isinstance(value, types.MethodType):
             owner = self.identity(value.__self__) if isinstance(value.__self__, type) else ""
-            number = self._number_of(value.__self__)
-            return f"{self.identity(value.__func__)} {owner} {number} {self._shared(value.__func__)}"
+            numbers = f"{self._number_of(value)} {self._number_of(value.__self__)}"
+            return f"{self.identity(value.__func__)} {owner} {numbers} {self._shared(value.__func__)}"
         if isinstance(value, types.CellType):
             return f"{self._cell(value)} {self._number_of(value)}"
         cls = type(value)

@@ -187,7 +187,11 @@ def _key_at(value: Any, index: int) -> Any:
 
 
 def _item(value: Any, key: Any) -> Any:
-    return dict.__getitem__(value, key) if isinstance(value, dict) else value[key]
+    if not isinstance(value, dict):
+        return value[key]
+    if not dict.__contains__(value, key):  # else a defaultdict would make it
+        raise KeyError(key)
+    return dict.__getitem__(value, key)
 
 
 def _has(value: Any, key: Any) -> bool:
@@ -206,7 +210,7 @@ STEPS: dict[str, tuple[str, Callable[[Any, Any], Any]]] = {
     "generic_getattr_manager": ("attr", object.__getattribute__),
     "get_generic_dict_manager": ("", lambda value, _: value.__dict__),
     "dict_getitem_manager": ("key", _item),
-    "getitem_manager": ("key", operator.getitem),
+    "getitem_manager": ("key", _item),
     "list_getitem_manager": ("key", operator.getitem),
     "tuple_getitem_manager": ("key", operator.getitem),
     "func_defaults_manager": ("", lambda value, _: value.__defaults__),

@@ -272,11 +272,24 @@ def _objects(sources: Iterable[Any], variables: dict[str, Any], names: dict[str,
     for source in sources:
         while source is not None and source.name and source.name not in found:
             try:
-                found[source.name] = source.get_value(scope, {}, known)
+                found[source.name] = _object(source, scope, known)
             except Exception as error:  # the objects are others
                 raise GuardsDifferError(f"{source.name}: {type(error).__name__}: {error}") from error
             source = getattr(source, "base", None)
     return found
+
+
+def _object(source: Any, scope: dict[str, Any], known: dict[Any, Any]) -> Any:
+    """Return the object that a source leads to, without making keys that a dictionary lacks, as a defaultdict does."""
+    if (base := getattr(source, "base", None)) is not None:
+        value, key = _object(base, scope, known), getattr(source, "index", None)
+        if isinstance(value, dict) and type(key) in _KEYS and not dict.__contains__(value, key):
+            raise KeyError(key)
+    return source.get_value(scope, {}, known)
+
+
+# Types of keys that sources have as they are.
+_KEYS = (bool, int, float, str, bytes, tuple)
 
 
 def _guard(source: Any, name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
