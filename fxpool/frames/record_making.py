@@ -130,8 +130,7 @@ def make(call: Call, recorder: Recorder, recipe_of: Callable[[Callable[..., Any]
         except UnfitError as error:
             raise RefusedError("own_guards", f"its own guards do not fit: {error}") from error
     for manager, value in zip(record.tree.managers, fitted.built.values[1:], strict=True):
-        met = recorder.met.get(manager.source, value)
-        if type(met) is type(value) and guard_tree.are_two(met, value):
+        if guard_tree.are_two(recorder.met.get(manager.source, value), value):
             raise RefusedError("object", f"{manager.source} leads to another object than Dynamo met")
     record.virtual = describer.virtual
     record.said, record.names = fitted.read.said, fitted.read.names

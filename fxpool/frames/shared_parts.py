@@ -25,15 +25,22 @@ _SMALL, _MOST = 32, 512
 
 
 def parts_of(value: Any) -> list[Any]:
-    """Return the functions, classes and cells that a function, class, member or union leads to, itself included."""
+    """Return the functions, classes and cells that a function, class, member or union leads to, itself included.
+
+    Of classes on the way the bases are listed, and not their attributes.
+    """
     found: dict[int, Any] = {}
+    seen: dict[int, Any] = {}
+    own = {id(base) for base in value.__mro__} if isinstance(value, type) else set()
     left: list[Any] = [value]
     while left and len(found) < _MOST:
         one = left.pop()
-        if id(one) not in found:
-            if _is_part(one):
-                found[id(one)] = one
-            left += _inside(one)
+        if id(one) in seen:
+            continue
+        seen[id(one)] = one
+        if _is_part(one):
+            found[id(one)] = one
+        left += one.__mro__ if isinstance(one, type) and id(one) not in own else _inside(one)
     return [*found.values()]
 
 

@@ -162,10 +162,15 @@ _WITHOUT_IDENTITY = frozenset(
 
 
 def are_two(value: Any, other: Any) -> bool:
-    """Return whether two objects are not one; of those that Python may have several of, whether they differ."""
-    if type(value) in _WITHOUT_IDENTITY and type(value) is type(other):
-        return type(value) in _VALUES and value != other
-    return value is not other
+    """Return whether two values of one type differ, or are two functions or classes.
+
+    Other objects may be new ones each time that they are asked for.
+    """
+    if type(value) is not type(other):
+        return False
+    if type(value) in _VALUES:
+        return bool(value != other)
+    return isinstance(value, (type, types.FunctionType)) and value is not other
 
 
 def _memory(tensor: torch.Tensor) -> int:

@@ -283,12 +283,14 @@ def _object(source: Any, scope: dict[str, Any], known: dict[Any, Any]) -> Any:
     """Return the object that a source leads to, without making keys that a dictionary lacks, as a defaultdict does."""
     if (base := getattr(source, "base", None)) is not None:
         value, key = _object(base, scope, known), getattr(source, "index", None)
-        if isinstance(value, dict) and type(key) in _KEYS and not dict.__contains__(value, key):
+        is_item = isinstance(value, dict) and type(source).__name__ in _ITEMS and type(key) in _KEYS
+        if is_item and not dict.__contains__(value, key):
             raise KeyError(key)
     return source.get_value(scope, {}, known)
 
 
-# Types of keys that sources have as they are.
+# Sources of items of dictionaries, and types of keys that they have as they are.
+_ITEMS = frozenset(("DictGetItemSource", "DictSubclassGetItemSource", "GetItemSource"))
 _KEYS = (bool, int, float, str, bytes, tuple)
 
 
