@@ -279,14 +279,14 @@ def _objects(sources: Iterable[Any], variables: dict[str, Any], names: dict[str,
     return found
 
 
-def _object(source: Any, scope: dict[str, Any], known: dict[Any, Any]) -> Any:
+def _object(source: Any, scope: dict[str, Any], objects: dict[Any, Any]) -> Any:
     """Return the object that a source leads to, without making keys that a dictionary lacks, as a defaultdict does."""
     if (base := getattr(source, "base", None)) is not None:
-        value, key = _object(base, scope, known), getattr(source, "index", None)
+        value, key = _object(base, scope, objects), getattr(source, "index", None)
         is_item = isinstance(value, dict) and type(source).__name__ in _ITEMS and type(key) in _KEYS
         if is_item and not dict.__contains__(value, key):
             raise KeyError(key)
-    return source.get_value(scope, {}, known)
+    return source.get_value(scope, {}, objects)
 
 
 # Sources of items of dictionaries, and types of keys that they have as they are.

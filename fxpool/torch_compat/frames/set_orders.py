@@ -96,7 +96,7 @@ def refuse_order(recorder: Recorder, variable: Any) -> None:
 def is_torchs_code(translator: Any) -> bool:
     """Return whether code of torch's is traced, which reads sets in no order that counts.
 
-    What Dynamo puts in the place of Python's functions is of the code that calls them.
+    Dynamo's own code, which stands for Python's functions, counts as the code that calls it.
     """
     while _DYNAMO in (path := _file_of(translator)) and translator.parent is not None:
         translator = translator.parent

@@ -112,13 +112,13 @@ def _is_hash_traced(value: Any) -> bool:
     return type(value) in _NUMBERS or (is_written and not unguarded_facts.is_folded(type(value)))
 
 
-def _hear_question(recorder: Recorder, function: Any, one: Any, classes: Any) -> None:
+def _hear_question(recorder: Recorder, function: Any, subject: Any, classes: Any) -> None:
     """Take note of a question whether a class is a subclass of an abstract one: anything may change the answer."""
     for cls in _classes_in(classes):
         if getattr(cls, "_is_protocol", False):
             recorder.refuse("object", "a protocol, which looks at attributes without guards")
         elif isinstance(cls, abc.ABCMeta):
-            asked = value_of(one) if function is issubclass else _type_of(one)
+            asked = value_of(subject) if function is issubclass else _type_of(subject)
             if isinstance(asked, type):
                 recorder.questions[asked, cls] = None
 
