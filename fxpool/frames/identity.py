@@ -85,7 +85,7 @@ class Describer:
         self._known: dict[int, str] = {}
         self._kept: list[Any] = []  # so that no address is used twice
         self._open: list[Any] = []
-        # Of parts of functions and classes, and of owners of methods, in the order in which `names` meets them.
+        # Of parts of functions and classes, of methods and their owners, in the order in which `names` meets them.
         self._numbers: dict[int, tuple[int, Any]] = {}
         self._of_parts: dict[int, str] = {}
 

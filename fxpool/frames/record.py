@@ -16,7 +16,7 @@ import re
 import sys
 import types
 import weakref
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from typing import Any, NamedTuple
 
 import msgspec
@@ -43,6 +43,7 @@ __all__ = [
     "by_name",
     "check_objects",
     "check_process",
+    "check_subclasses",
     "check_virtual",
     "difference",
     "environment",
@@ -213,6 +214,7 @@ def fit(record: Record, call: Call, new: Describer | None = None) -> Fitted:
     if new is None:
         check_objects(record, read)
         check_virtual(record.virtual, describer.virtual, describer.classes)
+        check_subclasses(record.subclasses)
     code = byte_code.renamed(byte_code.load(record.code), ours)
     return Fitted(code, built, defined, prefix, read, describer)
 
@@ -236,9 +238,6 @@ def check_process(record: Record, call: Call) -> None:
     for module_name, name, digest in record.listed:
         if listed_names(module_name, name) != digest:
             raise UnfitError(f"there are other names in {name}, which the code lists")
-    for *names, is_subclass in record.subclasses:
-        if is_a(*names) is not is_subclass:
-            raise UnfitError(f"{'.'.join(names[:2])} was {'' if is_subclass else 'not '}a {'.'.join(names[2:])}")
     for name, digest in record.operators:
         if operator_digest(name) != digest:
             raise UnfitError(f"the operator {name} is another")
@@ -287,6 +286,16 @@ def check_virtual(then: Mapping[str, list[str]], now: Mapping[str, list[str]], c
         missing = {one for one, cls in gone if cls in classes or cls.partition(":")[0] in sys.modules}
         if different := missing or {*classes_now} - {*then[name]}:
             raise UnfitError(f"{name} has other virtual subclasses: {min(different)}")
+
+
+def check_subclasses(subclasses: Iterable[tuple[str, str, str, str, bool]]) -> None:
+    """Ask again whether classes are subclasses of abstract ones. Raises UnfitError.
+
+    This comes last, as an abstract class remembers what it was asked, and the program may not ask it.
+    """
+    for *names, is_subclass in subclasses:
+        if is_a(*names) is not is_subclass:
+            raise UnfitError(f"{'.'.join(names[:2])} was {'' if is_subclass else 'not '}a {'.'.join(names[2:])}")
 
 
 def identity_of(code: types.CodeType) -> str:

@@ -31,6 +31,7 @@ from fxpool.frames.record import (
     by_name,
     check_objects,
     check_process,
+    check_subclasses,
     check_virtual,
     environment,
     fit,
@@ -362,8 +363,9 @@ def _changes(record: Record, call: Call, fitted: Fitted) -> Iterator[tuple[str, 
         yield "an operator", process(operators=[(name, f"{digest}'")]), name
     for module, name, digest in record.listed:
         yield "listed names", process(listed=[(module, name, f"{digest}'")]), name
-    for *names, answer in record.subclasses:
-        yield "a subclass", process(subclasses=[(*names, not answer)]), names
+    for question in record.subclasses:
+        other = (*question[:4], not question[4])
+        yield "a subclass", functools.partial(check_subclasses, [other]), question
     yield "the environment", process(environment=f"{record.environment}'"), "environ"
     if record.devices is not None:
         yield "the devices", process(devices=[*record.devices, "'"]), "devices"

@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Any
 from torch._dynamo.variables import functions, user_defined
 from torch._dynamo.variables import torch as torch_functions
 
+from fxpool.torch_compat.frames.variables import Patch
+
 if TYPE_CHECKING:
     from fxpool.torch_compat.frames.recording import Recorder
 
 __all__ = ["elsewhere"]
 
-_Patch = tuple[Any, str, Any]
-
 # Types of values that descriptions of classes have, and of which Python may have one object for all.
 _LITERALS = frozenset((type(None), bool, int, float, complex, str, bytes))
 
 
-def elsewhere(recorder: Recorder) -> Iterator[_Patch]:
+def elsewhere(recorder: Recorder) -> Iterator[Patch]:
     """Have Dynamo find an object in each class that has it; refuse the frame if a descriptor's name leads elsewhere.
 
     Yield (owner, name, replacement) of methods of Dynamo's. Releases have some of them.

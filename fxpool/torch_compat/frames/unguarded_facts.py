@@ -89,13 +89,21 @@ def marks_of(function: Any) -> list[str]:
 
 def polyfill_of(function: Any) -> Any | None:
     """Return the program's function that Dynamo traces in place of a function."""
-    return next((handler for one, handler in polyfills() if one is function), None)
+    try:
+        handler = PolyfilledFunctionVariable._get_polyfill_handlers().get(function)
+    except TypeError:  # it is bound to an object without a hash
+        return None
+    return handler if handler is not None and not _is_torchs(handler) else None
 
 
 def polyfills() -> list[tuple[Any, Any]]:
     """Return the functions in whose place Dynamo traces others of the program's, with these."""
     handlers = PolyfilledFunctionVariable._get_polyfill_handlers().items()
-    return [(one, handler) for one, handler in handlers if not handler.__module__.startswith("torch.")]
+    return [(one, handler) for one, handler in handlers if not _is_torchs(handler)]
+
+
+def _is_torchs(handler: Any) -> bool:
+    return bool(handler.__module__.startswith("torch."))
 
 
 def folds(polyfill: Any) -> bool:

@@ -39,8 +39,8 @@ def _code(function: Any) -> types.CodeType:
 
 _TRACING = _code(convert_frame._compile)
 # Steps of Dynamo's that may run the program's code, or code without a file that torch made. The backend is not tracing,
-# this package compares guards itself, guards that fail are only reported,
-# and `unguarded_reads` hears which operators run on tensors without data.
+# this package compares guards itself, guards that fail are only reported, and `unguarded_reads` hears which operators
+# run on tensors without data.
 _STEPS = frozenset(
     (
         _code(output_graph.OutputGraph.call_user_compiler),
