@@ -364,8 +364,8 @@ def _changes(record: Record, call: Call, fitted: Fitted) -> Iterator[tuple[str, 
     for module, name, digest in record.listed:
         yield "listed names", process(listed=[(module, name, f"{digest}'")]), name
     for question in record.subclasses:
-        other = (*question[:4], not question[4])
-        yield "a subclass", functools.partial(check_subclasses, [other]), question
+        flipped = (*question[:4], not question[4])
+        yield "a subclass", functools.partial(check_subclasses, [flipped]), question
     yield "the environment", process(environment=f"{record.environment}'"), "environ"
     if record.devices is not None:
         yield "the devices", process(devices=[*record.devices, "'"]), "devices"
