@@ -124,11 +124,9 @@ def context_texts(value: Any) -> list[str]:
     attributes = getattr(value, "__dict__", None)
     if not hasattr(type(value), "__enter__") or not isinstance(attributes, dict):
         return []
-    return [f"{name}={one!r}" for name, one in sorted(attributes.items()) if type(one) in PLAIN or _is_torchs(one)]
-
-
-def _is_torchs(value: Any) -> bool:
-    return isinstance(value, OF_TORCH)
+    return [
+        f"{name}={one!r}" for name, one in sorted(attributes.items()) if type(one) in PLAIN or isinstance(one, OF_TORCH)
+    ]
 
 
 def is_empty(value: Any) -> bool:

@@ -397,7 +397,7 @@ def names_there(module: str, names: frozenset[str]) -> list[str]:
 def package_of(names: Mapping[str, Any]) -> str:
     """Return the package that imports in a module's namespace are relative to, as text."""
     spec = names.get("__spec__")
-    return f"in {names.get('__package__')!r} {getattr(spec, 'parent', None)!r}"
+    return f"the package {names.get('__package__')!r}, {getattr(spec, 'parent', None)!r}"
 
 
 def has_attribute(module: types.ModuleType | None, name: str) -> bool:

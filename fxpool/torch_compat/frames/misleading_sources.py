@@ -12,15 +12,12 @@ from typing import TYPE_CHECKING, Any
 from torch._dynamo.variables import functions, user_defined
 from torch._dynamo.variables import torch as torch_functions
 
-from fxpool.torch_compat.frames.variables import Patch
+from fxpool.torch_compat.frames.variables import LITERALS, Patch
 
 if TYPE_CHECKING:
     from fxpool.torch_compat.frames.recording import Recorder
 
 __all__ = ["elsewhere"]
-
-# Types of values that descriptions of classes have, and of which Python may have one object for all.
-_LITERALS = frozenset((type(None), bool, int, float, complex, str, bytes))
 
 
 def elsewhere(recorder: Recorder) -> Iterator[Patch]:
@@ -52,7 +49,7 @@ def _from_each_class(walk: Callable[..., Any]) -> Callable[..., Any]:
             value = variable.value
             cls = value if isinstance(variable, user_defined.UserDefinedClassVariable) else type(value)
             owner = next((base for base in cls.__mro__ if name in vars(base)), None)
-            if owner is not None and type(vars(owner)[name]) not in _LITERALS:
+            if owner is not None and type(vars(owner)[name]) not in LITERALS:
                 at = (id(vars(owner)[name]), name)
                 if owners.setdefault(at, owner) is not owner:
                     sources.pop(at, None)

@@ -34,7 +34,7 @@ from fxpool.torch_compat.frames.misleading_sources import elsewhere
 from fxpool.torch_compat.frames.set_orders import sets
 from fxpool.torch_compat.frames.unguarded_builtins import builtins
 from fxpool.torch_compat.frames.unguarded_objects import DESCRIPTORS, without_source
-from fxpool.torch_compat.frames.variables import Patch, methods, realized, value_of
+from fxpool.torch_compat.frames.variables import LITERALS, Patch, methods, realized, value_of
 from fxpool.torch_compat.operators import code_owner
 from fxpool.torch_compat.patching import patched
 
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 
 __all__ = ["heard"]
 
-_LITERALS = (type(None), bool, int, float, complex, str, bytes)
 # Sources of Dynamo's that do not lead from a frame's variables to an object that is there before it runs.
 _NOT_OBJECTS = frozenset(
     ("BackwardStateSource", "CallFunctionNoArgsSource", "CallMethodItemSource", "ConstantSource", "ConvertIntSource",
@@ -102,7 +101,7 @@ def _unguarded(recorder: Recorder) -> Iterator[Patch]:
         source = self.source
         if source is not None:
             recorder.met[source.name] = value
-        if type(value) in _LITERALS or source is None or not _is_plain_way(source):
+        if type(value) in LITERALS or source is None or not _is_plain_way(source):
             return variable
         if source.name not in names_in(self.tx.output.guards):
             torchs.install_guard(source.make_guard(torchs.GuardBuilder.TYPE_MATCH))

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-__all__ = ["Patch", "attributes_of", "methods", "realized", "value_of"]
+__all__ = ["LITERALS", "Patch", "attributes_of", "methods", "realized", "value_of"]
 
+#: Types of values that guards and descriptions have, and of which Python may have one object for all.
+LITERALS = frozenset((type(None), bool, int, float, complex, str, bytes))
 #: Owner, name and replacement of a function of Dynamo's.
 Patch = tuple[Any, str, Any]
 
