@@ -1,11 +1,13 @@
 """Byte code as plain data: `marshal`'s form, with the constants that it does not know beside it.
 
-Dynamo puts objects such as devices among the constants of the code that it makes.
+Dynamo puts objects such as devices among the constants of the code that it makes, and the globals of functions that the
+code defines.
 """
 
 from __future__ import annotations
 
 import marshal
+import sys
 import types
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -15,6 +17,7 @@ from fxpool.torch_compat.frames import plain_sources
 __all__ = ["dump", "load", "renamed"]
 
 _PLACE = "__fxpool_constant__"
+_GLOBALS = "globals"
 
 
 def dump(code: types.CodeType) -> list[Any]:
@@ -25,22 +28,36 @@ def dump(code: types.CodeType) -> list[Any]:
         try:
             marshal.dumps(value)
         except ValueError:
-            others.append(plain_sources.Writer().write(value))
+            module = _module_of(value)
+            others.append(plain_sources.Writer().write(value) if module is None else [_GLOBALS, module])
             return (_PLACE, len(others) - 1)
         return value
 
     return [marshal.dumps(_mapped(code, put_aside)), others]
 
 
-def load(data: list[Any]) -> types.CodeType:
-    """Return the code that `dump` wrote. Raises plain.NotPlainError."""
+def load(data: list[Any], globals_of: Callable[[str], Any] = "globals of {}".format) -> types.CodeType:
+    """Return the code that `dump` wrote, with the globals of modules that `globals_of` returns for their names.
+
+    Without it a text is in their place: the code can be read and compared, and not run. Raises plain.NotPlainError.
+    """
     content, others = data
-    values = [plain_sources.Reader([]).read(one) for one in others]
+    values = [
+        globals_of(one[1]) if type(one) is list and one[0] == _GLOBALS else plain_sources.Reader([]).read(one)
+        for one in others
+    ]
 
     def put_back(value: Any) -> Any:
         return values[value[1]] if isinstance(value, tuple) and value[:1] == (_PLACE,) else value
 
     return _mapped(marshal.loads(content), put_back)
+
+
+def _module_of(value: Any) -> str | None:
+    """Return the name of the module whose globals a value is, or None."""
+    name = value.get("__name__") if type(value) is dict else None
+    module = sys.modules.get(name) if isinstance(name, str) else None
+    return name if isinstance(module, types.ModuleType) and vars(module) is value else None
 
 
 def renamed(code: types.CodeType, names: Mapping[str, str]) -> types.CodeType:

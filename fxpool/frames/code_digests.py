@@ -37,6 +37,8 @@ def _code_facts(code: types.CodeType) -> tuple[Any, ...]:
 def _constant(value: Any) -> Any:
     if isinstance(value, types.CodeType):
         return _code_facts(value)
+    if isinstance(value, types.FunctionType):  # one of Dynamo's
+        return ("function", _code_facts(value.__code__))
     if isinstance(value, tuple):
         return ("tuple", *map(_constant, value))
     if isinstance(value, frozenset):

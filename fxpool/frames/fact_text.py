@@ -7,6 +7,9 @@ from typing import Any
 
 __all__ = ["facts", "summary"]
 
+# The text for functions that a record has the code of.
+_TEXTS = {"rest": "after a graph break", "skipped": "a comprehension with a graph break"}
+
 
 def summary(record: Any) -> dict[str, int]:
     """Return the numbers of a record that lists show: guards, facts that were proven, and graphs."""
@@ -50,4 +53,4 @@ def facts(record: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for text in record["devices"] or ():
         yield "device", text
     for _, row in sorted(record["installed"].items()):
-        yield row[0], ".".join(map(str, row[1:])) if row[0] != "rest" else "after a graph break"
+        yield row[0], _TEXTS.get(row[0]) or ".".join(map(str, row[1:]))

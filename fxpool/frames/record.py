@@ -28,7 +28,7 @@ from fxpool.frames.identity import Describer
 from fxpool.frames.object_texts import NoDescriptionError
 from fxpool.torch_compat.dynamo import frames
 from fxpool.torch_compat.frames import unguarded_facts
-from fxpool.torch_compat.frames.frame_conversion import Call, added_to, rest_function
+from fxpool.torch_compat.frames.frame_conversion import Call, added_to, rest_function, skip_code
 from fxpool.torch_compat.frames.guard_tree import Tree
 from fxpool.torch_compat.frames.guards import Built, Guards, GuardsDifferError, build, builtins_of
 from fxpool.torch_compat.operators import operators
@@ -104,6 +104,7 @@ class Record(msgspec.Struct, kw_only=True):
     `imports` are modules by the name that Dynamo gave them. `installed` are the other globals that it defined, by their
     number: ``["graph", recipe]`` is a graph (`lowering.artifact.load.Recipe`); ``["rest", code, module, origin]`` a
     function for the rest after a graph break, with the record that it comes from (`origins`), or "" for this one;
+    ``["skipped", code, module]`` a function that Dynamo made and does not trace (`is_comprehension`);
     ``["builtins"]``, ``["module", name]`` and ``["named", module, name]`` are what they say, and
     ``["tuple", module, name]`` is the globals of the constructor of a named tuple. `inner` are the origins of rests
     among the constants of the code.
@@ -215,7 +216,7 @@ def fit(record: Record, call: Call, new: Describer | None = None) -> Fitted:
         check_objects(record, read)
         check_virtual(record.virtual, describer.virtual, describer.classes)
         check_subclasses(record.subclasses)
-    code = byte_code.renamed(byte_code.load(record.code), ours)
+    code = byte_code.renamed(byte_code.load(record.code, lambda name: names_of_module(name, call)), ours)
     return Fitted(code, built, defined, prefix, read, describer)
 
 
@@ -317,11 +318,14 @@ def rests(record: Record, fitted: Fitted, call: Call) -> tuple[dict[str, Callabl
     functions: dict[str, Callable[..., Any]] = {}
     codes = frames.rests_inside(fitted.code)
     for number, row in record.installed.items():
-        if row[0] == "rest":
-            code = byte_code.renamed(byte_code.load(row[1]), ours)
+        if row[0] in ("rest", "skipped"):
+            code = byte_code.renamed(byte_code.load(row[1], lambda name: names_of_module(name, call)), ours)
+            functions[f"{fitted.prefix}{number}"] = rest_function(code, names_of_module(row[2], call))
+            if row[0] == "skipped":
+                skip_code(code)
+                continue
             origins[code] = row[3] or f"{begin}.{number}"
             codes.append(code)
-            functions[f"{fitted.prefix}{number}"] = rest_function(code, names_of_module(row[2], call))
     name_rests_inside(fitted.code, record, begin)
     return functions, codes
 

@@ -48,7 +48,7 @@ from fxpool.frames.record import (
 )
 from fxpool.torch_compat.dynamo.frames import rests_inside
 from fxpool.torch_compat.frames import guard_tree, plain_sources, unguarded_facts
-from fxpool.torch_compat.frames.frame_conversion import Call
+from fxpool.torch_compat.frames.frame_conversion import Call, is_comprehension
 from fxpool.torch_compat.frames.guards import builtins_of
 from fxpool.torch_compat.frames.recording import Recorder
 from fxpool.torch_compat.operators import code_owner, operators
@@ -86,7 +86,7 @@ def make(call: Call, recorder: Recorder, recipe_of: Callable[[Callable[..., Any]
     installed = {number: _installed(name, call, recorder, recipe_of) for name, number in numbers.items()}
     renamed = {name: f"__fxpool_0_{number}" for name, number in numbers.items()}
     for row in installed.values():
-        if row[0] == "rest":
+        if row[0] in ("rest", "skipped"):
             row[1] = _dumped(row[1], renamed)
     mentioned = names_of([call.code, *recorder.inlined])
     if unstable := mentioned & _UNSTABLE:
@@ -183,6 +183,8 @@ def _installed(name: str, call: Call, recorder: Recorder, recipe_of: Callable[[C
     value = call.names.get(name)
     if value is builtins_of(call.names):
         return ["builtins"]
+    if is_comprehension(name) and isinstance(value, types.FunctionType):
+        return ["skipped", value.__code__, value.__module__]
     if type(value) is dict and (cls := _named_tuple(value, call, recorder)) is not None:
         return ["tuple", cls.__module__, cls.__qualname__]
     if isinstance(value, types.ModuleType) and sys.modules.get(value.__name__) is value:

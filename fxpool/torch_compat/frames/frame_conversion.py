@@ -14,12 +14,13 @@ from collections.abc import Callable, Mapping, Set
 from typing import Any, NamedTuple
 
 from torch._dynamo import config, convert_frame, exc, utils
+from torch._dynamo.eval_frame import skip_code
 from torch._dynamo.types import GuardedCode, wrap_guarded_code
 
 from fxpool import forks
 from fxpool.torch_compat.frames.recording import Recorder, recording
 
-__all__ = ["Call", "added_to", "hand_over", "rest_function", "surround"]
+__all__ = ["Call", "added_to", "hand_over", "is_comprehension", "rest_function", "skip_code", "surround"]
 
 Around = Callable[["Call", Callable[[Recorder | None], Any]], Any]
 
@@ -44,6 +45,8 @@ class Call(NamedTuple):
     collective: bool
 
 
+# How the names begin of functions that Dynamo makes of comprehensions.
+_COMPREHENSION = "__comprehension_function_at"
 _lock = forks.lock(__name__, "_lock")
 _original: Callable[..., Any] | None = None
 # The names that appeared in modules while frames of theirs were traced, by the names of the modules.
@@ -134,6 +137,14 @@ def rest_function(code: types.CodeType, names: dict[str, Any]) -> Callable[..., 
 
     convert_frame.skip_code(make.__code__)  # Dynamo would trace it
     return make
+
+
+def is_comprehension(name: str) -> bool:
+    """Return whether Dynamo gave this name to a function that it made of a comprehension with a graph break.
+
+    It does so on Python 3.12 and later, where a comprehension is part of the code around it, and does not trace it.
+    """
+    return name.startswith(_COMPREHENSION)
 
 
 def hand_over(call: Call, code: types.CodeType, manager: Any, defined: Mapping[str, Any]) -> Any:

@@ -10,11 +10,14 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
+import marshal
 import sys
+import types
 from typing import Any
 
 import sympy
 import torch
+from torch._dynamo import codegen
 
 __all__ = ["NotPlainError", "Reader", "Writer"]
 
@@ -94,6 +97,8 @@ class Writer:
             return ["class of tensors"]
         if cls is type and _is_pythons(value):
             return ["class", value.__module__, value.__qualname__]
+        if cls is types.FunctionType and _is_dynamos(value):
+            return ["helper", marshal.dumps(value.__code__)]
         if cls is sympy.Symbol:
             return ["symbol", value.name, self.write(dict(value._assumptions_orig))]
         if _classes().get(cls.__name__) is cls:
@@ -124,6 +129,12 @@ def _is_pythons(cls: type) -> bool:
         and cls.__module__ in _WITH_CLASSES
         and getattr(sys.modules[cls.__module__], cls.__qualname__, None) is cls
     )
+
+
+def _is_dynamos(function: types.FunctionType) -> bool:
+    """Return whether Dynamo made a helper for the code that it writes, as the one that takes a null off the stack."""
+    free = not (function.__closure__ or function.__defaults__ or function.__kwdefaults__)
+    return free and function.__globals__ is vars(codegen)
 
 
 def _class(module: str, name: str) -> type:
@@ -176,5 +187,6 @@ _MAKERS: dict[str, Any] = {
     "device": torch.device,
     "class": _class,
     "class of tensors": lambda: _TENSOR,
+    "helper": lambda code: types.FunctionType(marshal.loads(code), vars(codegen)),
     "symbol": lambda name, assumptions: sympy.Symbol(name, **assumptions),
 }
