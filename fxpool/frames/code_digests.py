@@ -9,8 +9,10 @@ import types
 from collections.abc import Iterable
 from typing import Any
 
-__all__ = ["code_digest", "digests_of", "globals_of", "names_of"]
+__all__ = ["code_digest", "digests_of", "globals_of", "lists_attributes", "names_of"]
 
+_ALL_ATTRIBUTES = "__dict__"
+_CALLS = frozenset(("CALL", "CALL_METHOD", "PRECALL"))
 _LOADING = frozenset(("IMPORT_NAME", "LOAD_GLOBAL", "LOAD_NAME"))
 
 
@@ -68,6 +70,29 @@ def names_of(codes: Iterable[types.CodeType]) -> frozenset[str]:
             elif isinstance(constant, str):
                 found.add(constant)
     return frozenset(found)
+
+
+def lists_attributes(codes: Iterable[types.CodeType]) -> bool:
+    """Return whether code does more with a ``__dict__`` than to look names up: the order of attributes may count."""
+    left = list(codes)
+    while left:
+        code = left.pop()
+        if (_ALL_ATTRIBUTES in code.co_names or _ALL_ATTRIBUTES in code.co_consts) and not _only_looks_up(code):
+            return True
+        left += [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
+    return False
+
+
+def _only_looks_up(code: types.CodeType) -> bool:
+    steps = [one for one in dis.get_instructions(code) if one.opname not in _CALLS]
+    for before, one, after in zip([None, *steps], steps, [*steps[1:], None], strict=False):
+        if one.argval != _ALL_ATTRIBUTES:
+            continue
+        if one.opname == "LOAD_CONST" and getattr(before, "argval", None) != "__getattribute__":
+            return False
+        if after is None or (after.opname != "CONTAINS_OP" and after.argval != "get"):
+            return False
+    return True
 
 
 @functools.lru_cache(maxsize=4096)

@@ -78,6 +78,7 @@ class Describer:
     ) -> None:
         self._called = [*called]
         self._looked_up = looked_up
+        self._reads_order = not _IN_ORDER.isdisjoint(looked_up)
         self.codes: set[str] = set()
         self.classes: set[str] = set()
         self._registered: dict[str, list[type]] = {}
@@ -116,10 +117,11 @@ class Describer:
             self._kept.append(value)
         return text
 
-    def names(self, value: Any) -> str:
+    def names(self, value: Any, source: str = "") -> str:
         """Return which names an object that tracing passed has, and what it is; empty if guards say it all.
 
-        Of a module, those that code looks up count, as others come and go with imports.
+        `source` is how the frame comes to it. Of a module, those that code looks up count, as others come and go with
+        imports.
         """
         looked_up = self._looked_up
         if isinstance(value, torch.Tensor):
@@ -151,7 +153,8 @@ class Describer:
         if object_texts.is_empty(value):
             found.append("(empty)")  # Dynamo reads this of dictionaries of hooks, and makes no guard
         if isinstance(value, dict):  # Dynamo makes no guard on a key that it looked for in vain
-            found.append(object_texts.keys_text(value, _keys_of(value), looked_up))
+            in_order = self._reads_order or not source.endswith(".__dict__")
+            found.append(object_texts.keys_text(value, _keys_of(value), looked_up, in_order))
         if isinstance(value, (set, frozenset)):
             found.append(object_texts.elements_text(value))
         found += self._attribute_names(value)
@@ -183,7 +186,7 @@ class Describer:
             slots = slots + self._read_of_operator(value)
             attributes = {name: of for name, of in attributes.items() if not isinstance(of, unguarded_facts.OPERATORS)}
         names = [unguarded_facts.stable_name(str(name)) for name in attributes]
-        found = slots + (sorted(names) if _IN_ORDER.isdisjoint(self._looked_up) else names)
+        found = slots + (names if self._reads_order else sorted(names))
         if isinstance(value, torch.nn.Module):
             for table in unguarded_facts.MODULE_TABLES:
                 found += [table, *sorted(attributes.get(table) or ())]

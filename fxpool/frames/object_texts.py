@@ -134,7 +134,7 @@ def is_empty(value: Any) -> bool:
     return any(isinstance(value, cls) and not cls.__len__(value) for cls in _SIZED)
 
 
-def keys_text(value: dict[Any, Any], keys: Set[Any], looked_up: frozenset[str]) -> str:
+def keys_text(value: dict[Any, Any], keys: Set[Any], looked_up: frozenset[str], in_order: bool) -> str:
     """Return a digest of keys of a dictionary. Of the names in a module, and of modules, those of `looked_up` count."""
     name = dict.get(value, "__name__")
     module = sys.modules.get(name) if isinstance(name, str) else None
@@ -145,6 +145,7 @@ def keys_text(value: dict[Any, Any], keys: Set[Any], looked_up: frozenset[str]) 
         texts = []  # `record.environment` has those that are looked up, and Dynamo guards on a list of all
     else:
         texts = [_key(key) for key in dict.keys(value) if key in keys]  # Dynamo reads them in order without a guard
+        texts = texts if in_order else sorted(texts)
     return hashlib.blake2b(repr(texts).encode(), digest_size=8).hexdigest()
 
 

@@ -199,9 +199,10 @@ def fit(record: Record, call: Call, new: Describer | None = None) -> Fitted:
         names = [
             (_OURS.sub(r"__fxpool_0_\2", source), text)
             for source, value in sorted(built.objects.items())
-            if (text := describer.names(value))
+            if (text := describer.names(value, source))
         ]
-        of_tree = [describer.names(value) for value in built.values[1:]]
+        met = zip(built.values[1:], record.tree.managers, strict=True)
+        of_tree = [describer.names(value, manager.source) for value, manager in met]
     except GuardsDifferError as error:
         raise UnfitError(str(error)) from error
     except NoDescriptionError as error:

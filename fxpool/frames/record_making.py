@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from fxpool.frames import byte_code, code_locations, unheard_code
-from fxpool.frames.code_digests import code_digest, digests_of, names_of
+from fxpool.frames.code_digests import code_digest, digests_of, lists_attributes, names_of
 from fxpool.frames.identity import Describer
 from fxpool.frames.object_texts import NoDescriptionError
 from fxpool.frames.record import (
@@ -88,10 +88,12 @@ def make(call: Call, recorder: Recorder, recipe_of: Callable[[Callable[..., Any]
     for row in installed.values():
         if row[0] in ("rest", "skipped"):
             row[1] = _dumped(row[1], renamed)
-    mentioned = names_of([call.code, *recorder.inlined])
+    codes = [call.code, *recorder.inlined]
+    names = names_of(codes)
+    mentioned = names if lists_attributes(codes) else names - {"__dict__"}
     if unstable := mentioned & _UNSTABLE:
         raise RefusedError("object", f"the code reads {min(unstable)}, which differs between processes or with an edit")
-    computed = (recorder.keys | {name for _, name in recorder.attributes}) - mentioned
+    computed = (recorder.keys | {name for _, name in recorder.attributes}) - names
     looked_up = mentioned | computed
     for name in sorted(mentioned & vars(builtins).keys()):
         added = vars(builtins)[name]

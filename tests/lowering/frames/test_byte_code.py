@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import types
+from typing import Any
 
 import pytest
 from torch._dynamo.codegen import PyCodegen
 
 from fxpool.frames import byte_code
-from fxpool.frames.code_digests import code_digest
+from fxpool.frames.code_digests import code_digest, lists_attributes
 from fxpool.torch_compat.frames import plain_sources
 
 
@@ -48,3 +49,32 @@ def test_globals_are_those_of_the_module_in_this_process() -> None:
 def test_a_copy_of_globals_is_not_stored() -> None:
     with pytest.raises(plain_sources.NotPlainError):
         byte_code.dump(with_constant({**globals()}))
+
+
+LOOKS_UP: list[Any] = [
+    lambda one: one.__dict__.get("a"),
+    lambda one: "a" in one.__dict__,
+    lambda one: one.__getattribute__("__dict__").get("a"),
+    lambda one: [name for name in one if name in one.__dict__],
+]
+LISTS: list[Any] = [
+    lambda one: list(one.__dict__),
+    lambda one: {**one.__dict__},
+    lambda one: [len(name) for name in one.__dict__],
+    lambda one: (one.__dict__.get("a"), one.__dict__.items()),
+    lambda one: getattr(one, "__dict__"),  # noqa: B009
+    lambda one: one.__dict__,
+    lambda one: object.__getattribute__(one, "__dict__"),
+    lambda one: one("__dict__").get("a"),
+    lambda one: lambda: [*one.__dict__],
+]
+
+
+@pytest.mark.parametrize("function", LOOKS_UP)
+def test_the_order_of_attributes_does_not_count_for_code_that_looks_one_up(function: types.FunctionType) -> None:
+    assert not lists_attributes([function.__code__])
+
+
+@pytest.mark.parametrize("function", LISTS)
+def test_the_order_of_attributes_counts_for_other_code(function: types.FunctionType) -> None:
+    assert lists_attributes([function.__code__])
