@@ -4,6 +4,7 @@ It is a room next to `fxpool.lowering`, and begins where Dynamo has ended: a fra
 lowering stored, and no other room knows of frames. Only the setting `frames` leads here.
 
 identity        descriptions of the objects that tracing met
+class_facts     facts of classes for these
 object_texts    texts of what guards leave out of an object
 shared_parts    parts of functions and classes that others may share
 unheard_code    code of programs that may run without a call that can be heard

@@ -10,10 +10,10 @@ A frame with an object that can't be described is refused.
 
 from __future__ import annotations
 
-import _abc
 import abc
 import builtins
 import contextlib
+import dataclasses
 import enum
 import functools
 import hashlib
@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 
-from fxpool.frames import object_texts, shared_parts, unheard_code
+from fxpool.frames import class_facts, object_texts, shared_parts, unheard_code
 from fxpool.frames.code_digests import code_digest, digests_of, globals_of
 from fxpool.frames.object_texts import CONTAINERS, HEAP_TYPE, OF_TORCH, PLAIN, NoDescriptionError
 from fxpool.torch_compat.frames import frame_conversion, unguarded_facts
@@ -51,14 +51,23 @@ _PASSED_OVER = frozenset(
         "__orig_bases__", "__parameters__", "__slotnames__", "__static_attributes__", "__weakref__", "_abc_impl",
     )
 )  # fmt: skip
+# How the names of what pydantic compiles for a class begin. Its texts have addresses.
+_OF_PYDANTIC = "__pydantic_"
 # Attributes that Python gives to a member of an enumeration.
 _OF_ENUMS = frozenset(("_value_", "_name_", "__objclass__", "_sort_order_"))
 # Names under which code gets all attributes of an object, in their order.
-_IN_ORDER = frozenset(("__dict__", "vars"))
-# Modules of Python's whose classes do not change.
-_OF_PYTHON = ("abc", "typing", "collections.abc", "enum")
+_IN_ORDER = frozenset(("__dict__", "__kwdefaults__", "vars"))
+# Names under which code gets annotations.
+_ANNOTATIONS = frozenset(
+    ("__annotate__", "__annotations__", "annotation", "annotations", "get_annotations", "get_type_hints", "signature")
+)
 # Methods of patterns that call a function, which Dynamo leaves to Python.
 _CALLING = frozenset(("sub", "subn"))
+# Descriptors, and the attributes that have their functions.
+_DESCRIPTORS = (classmethod, staticmethod, property, functools.cached_property)
+_PARTS = ("__func__", "fget", "fset", "fdel", "func")
+# What `functools.cache` and `functools.lru_cache` return.
+_CACHED = functools._lru_cache_wrapper
 _DEEPEST = 12
 # The depth down to which objects are described, and the number of attributes of a small one.
 _SHALLOW, _SMALL = 6, 32
@@ -105,8 +114,8 @@ class Describer:
             for depth, one in enumerate(self._open):
                 if one is value:
                     return f"<itself, {depth}>"
-            if len(self._open) > _DEEPEST:
-                raise NoDescriptionError(f"{object_texts.name_of(value)}, {_DEEPEST} references deep")
+            if type(value) not in PLAIN and not isinstance(value, OF_TORCH):
+                self._check_depth(value)
             self._open.append(value)
             try:
                 facts = self._facts(value)
@@ -116,6 +125,10 @@ class Describer:
             text = self._known[id(value)] = f"<{facts[0]} {text}>"
             self._kept.append(value)
         return text
+
+    def _check_depth(self, value: Any) -> None:
+        if len(self._open) > _DEEPEST:
+            raise NoDescriptionError(f"{object_texts.name_of(value)}, {_DEEPEST} references deep")
 
     def names(self, value: Any, source: str = "") -> str:
         """Return which names an object that tracing passed has, and what it is; empty if guards say it all.
@@ -132,14 +145,15 @@ class Describer:
             names = {*looked_up, *unheard_code.ANSWERING} & _keys_of(vars(value))
             if isinstance(value, unguarded_facts.OPERATOR_NAMESPACE):
                 names = {name for name in names if not isinstance(vars(value)[name], unguarded_facts.OPERATORS)}
-            kinds = [] if _is_pythons(type(value)) else [self.identity(type(value))]
+            kinds = [] if class_facts.is_pythons(type(value)) else [self.identity(type(value))]
             kinds += [self.identity(vars(value)[name]) for name in sorted(names & unheard_code.ANSWERING)]
             return " ".join([*kinds, *sorted(names)])
         if isinstance(value, (type, types.FunctionType)):
             return f"{self.identity(value)} {self._shared(value)}"
         if isinstance(value, _IN_C):
             of = getattr(value, "__objclass__", None)
-            return f"{self.identity(value)} {self.identity(of) if isinstance(of, type) and not _is_pythons(of) else ''}"
+            is_programs = isinstance(of, type) and not class_facts.is_pythons(of)
+            return f"{self.identity(value)} {self.identity(of) if is_programs else ''}"
         if isinstance(value, types.MethodType):
             owner = self.identity(value.__self__) if isinstance(value.__self__, type) else ""
             numbers = f"{self._number_of(value)} {self._number_of(value.__self__)}"
@@ -147,9 +161,11 @@ class Describer:
         if isinstance(value, types.CellType):
             return f"{self._cell(value)} {self._number_of(value)}"
         cls = type(value)
-        found = [cls.__qualname__] if _is_pythons(cls) else [self.identity(cls), self._shared(cls)]
+        found = [cls.__qualname__] if class_facts.is_pythons(cls) else [self.identity(cls), self._shared(cls)]
         if isinstance(value, (enum.Enum, types.UnionType, types.GenericAlias)):
             found.append(self._shared(value))
+        if isinstance(value, _CACHED):
+            found.append(f"{self.identity(value)} {self._shared(value)}")
         if object_texts.is_empty(value):
             found.append("(empty)")  # Dynamo reads this of dictionaries of hooks, and makes no guard
         if isinstance(value, dict):  # Dynamo makes no guard on a key that it looked for in vain
@@ -179,7 +195,7 @@ class Describer:
 
     def _attribute_names(self, value: Any) -> list[str]:
         slots = object_texts.slots_of(value)
-        attributes = getattr(value, "__dict__", None)
+        attributes = object_texts.own_attributes(value)
         if not isinstance(attributes, dict):
             return slots
         if isinstance(value, unguarded_facts.OPERATORS):  # an operator has its overloads once they were looked up
@@ -224,7 +240,7 @@ class Describer:
         if isinstance(value, _IN_C):
             bound = getattr(value, "__self__", None)
             owner = getattr(value, "__objclass__", None) or type(bound)
-            of = self._value(bound) if type(bound) in PLAIN else type(bound).__qualname__
+            of = type(bound).__qualname__ if isinstance(bound, (type, types.ModuleType)) else self._content(bound)
             polyfill = unguarded_facts.polyfill_of(value)
             if polyfill is not None and unguarded_facts.folds(polyfill):
                 raise NoDescriptionError(f"the result of {value.__qualname__}, which Dynamo takes for a constant")
@@ -245,8 +261,14 @@ class Describer:
             return ("generic", self._content(origin), [self._content(one) for one in typing.get_args(value)])
         if isinstance(value, functools.partial):
             return ("partial", *map(self._value, (value.func, value.args, value.keywords)))
-        if (wrapped := getattr(value, "__wrapped__", None)) is not None and _is_pythons(type(value)):
-            return ("wrapper", type(value).__qualname__, self.identity(wrapped))  # functools.lru_cache
+        if isinstance(value, _CACHED):
+            attributes = self._items({name: one for name, one in vars(value).items() if name != "__wrapped__"})
+            return ("wrapper", self.identity(value.__wrapped__), attributes)
+        if isinstance(value, dataclasses.Field):
+            return (
+                "field",
+                [(name, self._content(getattr(value, name))) for name in value.__slots__ if name != "_field_type"],
+            )
         raise NoDescriptionError(object_texts.name_of(value))
 
     def _function(self, function: types.FunctionType) -> tuple[Any, ...]:
@@ -254,7 +276,6 @@ class Describer:
             raise NoDescriptionError(
                 f"the result of {object_texts.name_of(function)}, which Dynamo takes for a constant"
             )
-        defaults = (function.__defaults__ or (), sorted((function.__kwdefaults__ or {}).items()))
         annotations = function.__annotations__ if isinstance(function.__annotations__, dict) else {}
         return (
             "function",
@@ -267,15 +288,28 @@ class Describer:
             self._globals(function),
             unguarded_facts.marks_of(function),
             self._value(unguarded_facts.polyfill_of(function)),
-            [self._content(value) for value in defaults[0]],
-            [(name, self._content(value)) for name, value in defaults[1]],
-            [(name, _annotation(value)) for name, value in annotations.items()],
-            [
-                (name, self._content(value))
-                for name, value in sorted(function.__dict__.items())
-                if name != unguarded_facts.WRAPPER_ADDRESS
-            ],
+            [self._content(value) for value in function.__defaults__ or ()],
+            self._items(function.__kwdefaults__ or {}),
+            [(name, self._annotation(value)) for name, value in annotations.items()],
+            self._items(
+                {name: one for name, one in function.__dict__.items() if name != unguarded_facts.WRAPPER_ADDRESS}
+            ),
         )
+
+    def _annotation(self, value: Any) -> Any:
+        """Return an annotation by its name, which is all that most code could tell; by its content if code reads it."""
+        if not _ANNOTATIONS.isdisjoint(self._looked_up):
+            return self._content(value)
+        if isinstance(value, type) and not isinstance(value, types.GenericAlias):
+            return object_texts.class_name(value)
+        return unguarded_facts.without_addresses(repr(value))
+
+    def _items(self, values: dict[str, Any]) -> list[Any]:
+        """Return the content of attributes or keyword defaults, in their order if code may list them."""
+        return [
+            (name, self._content(one))
+            for name, one in (values.items() if self._reads_order else sorted(values.items()))
+        ]
 
     def _cell(self, cell: types.CellType) -> Any:
         try:
@@ -300,24 +334,34 @@ class Describer:
         rows: list[Any] = []
         self.classes |= {object_texts.class_name(base) for base in cls.__mro__}
         for base in cls.__mro__:
-            if _is_pythons(base):
-                rows.append((base.__module__, base.__qualname__, _code_in(base)))
+            if class_facts.is_pythons(base):
+                rows.append((base.__module__, base.__qualname__, class_facts.code_in(base), self._added(base)))
                 continue
-            own = sorted((name, value) for name, value in vars(base).items() if name not in _PASSED_OVER)
+            passed_over = _PASSED_OVER.union(name for name in vars(base) if name.startswith(_OF_PYDANTIC))
+            own = [(name, vars(base)[name]) for name in sorted(vars(base).keys() - (passed_over - self._looked_up))]
             # Some releases make no guards on containers that are attributes of a class.
-            texts = [(name, self._attribute(name, one)) for name, one in own]
+            texts = [(name, self._attribute(name, class_facts.without_unions(name, one))) for name, one in own]
             rows.append((base.__module__, base.__qualname__, base.__name__, texts))
         rows.append([*map(self._value, unguarded_facts.tree_functions(cls))])
-        if not _is_pythons(type(cls)):
-            rows.append(self.identity(type(cls)))
+        kind: Any = type(cls)
+        rows.append(
+            [self._added(base) for base in kind.__mro__] if class_facts.is_pythons(kind) else self.identity(kind)
+        )
         for name in unheard_code.remembered(cls):
             raise NoDescriptionError(f"{object_texts.name_of(cls)}, as Python remembers the answers of its {name}")
         if isinstance(cls, abc.ABCMeta):
             name = object_texts.class_name(cls)
             if self._abstract.setdefault(name, cls) is not cls:
                 raise NoDescriptionError(f"two abstract classes {name}")
-            self._registered[name] = _registered(cls)
+            self._registered[name] = class_facts.registered(cls)
         return ("class", rows)
+
+    def _added(self, cls: type) -> list[Any]:
+        """Return what a program added to a class of Python's that is written in Python."""
+        if not cls.__flags__ & HEAP_TYPE:
+            return []
+        values = sorted((name, value) for name, value in vars(cls).items() if not name.startswith("__"))
+        return [(name, self._content(value)) for name, value in values if unheard_code.may_be_given(value)]
 
     def _attribute(self, name: str, value: Any) -> Any:
         """An attribute of a class, with what a container holds as far as that can be described."""
@@ -332,22 +376,24 @@ class Describer:
         """A default, the content of a cell, an attribute: constants and code in full, others by their class."""
         if isinstance(value, tuple) and type(value) is tuple:
             return ("tuple", *map(self._value, value))
-        if isinstance(value, frozenset):
+        if type(value) is frozenset:
             return ("frozenset", *sorted(repr(self._value(one)) for one in value))
         if isinstance(value, CONTAINERS):
-            return type(value).__name__  # Dynamo guards on what it reads of it
-        if isinstance(value, (classmethod, staticmethod)):
-            return (type(value).__name__, self._value(value.__func__))
-        if isinstance(value, property):
-            return ("property", *map(self._value, (value.fget, value.fset, value.fdel)))
-        if isinstance(value, functools.cached_property):
-            return ("cached_property", self._value(value.func))
+            return self._kind(type(value))  # Dynamo guards on what it reads of it
+        if isinstance(value, _DESCRIPTORS):
+            parts = [self._value(getattr(value, name)) for name in _PARTS if hasattr(value, name)]
+            more = {} if unheard_code.is_librarys(type(value)) else object_texts.own_attributes(value) or {}
+            return (self._kind(type(value)), parts, self._items(more))
         try:
             return self.identity(value)
         except NoDescriptionError:
             if isinstance(value, (type, types.FunctionType, types.MethodType)):
                 raise
-            return ("object", type(value).__module__, type(value).__qualname__, *self._inside(value))
+            return ("object", self._kind(type(value)), *self._inside(value))
+
+    def _kind(self, cls: type) -> str:
+        """Return what stands for the class of an object that is described no further."""
+        return object_texts.class_name(cls) if unheard_code.is_librarys(cls) else self.identity(cls)
 
     def _inside(self, value: Any) -> list[Any]:
         """Return what a small object holds, as Dynamo may read it without guards; nothing of others."""
@@ -355,7 +401,7 @@ class Describer:
             return []
         if isinstance(value, tuple):  # a named one
             return [self._content(one) for one in tuple.__iter__(value)]
-        attributes = getattr(value, "__dict__", None)
+        attributes = object_texts.own_attributes(value)
         if not isinstance(attributes, dict) or len(attributes) > _SMALL:
             return object_texts.text_in_c(value)
         if unheard_code.is_librarys(type(value)):
@@ -372,12 +418,19 @@ class Describer:
         """As `_value`, with what plain containers hold."""
         if type(value) not in (list, tuple, set, frozenset) and not isinstance(value, (dict, types.MappingProxyType)):
             return self._value(value)
-        if any(one is value for one in self._open) or len(self._open) > _DEEPEST:
-            return type(value).__name__  # Dynamo guards on what it reads of it
+        if any(one is value for one in self._open):
+            return type(value).__name__
+        self._check_depth(value)
         self._open.append(value)
         try:
             if isinstance(value, (dict, types.MappingProxyType)):
-                return ("dict", [(self._content(key), self._content(one)) for key, one in value.items()])
+                of_keys = dict.items(value) if isinstance(value, dict) else value.items()
+                more = [*(object_texts.own_attributes(value) or {}).items(), getattr(value, "default_factory", None)]
+                return (
+                    self._kind(type(value)),
+                    [(self._content(key), self._content(one)) for key, one in of_keys],
+                    *(self._content(one) for one in more),
+                )
             items = [self._content(one) for one in value]
             return (type(value).__name__, *(items if isinstance(value, (list, tuple)) else sorted(map(repr, items))))
         finally:
@@ -399,48 +452,9 @@ def _builtins_of(function: Any) -> dict[str, Any]:
     return found
 
 
-def _code_in(cls: type) -> list[tuple[str, str]]:
-    """Return the digests of methods of a class, which a program may have replaced; none of one in C."""
-    if not cls.__flags__ & HEAP_TYPE:
-        return []
-    methods = ((name, getattr(value, "__func__", value)) for name, value in sorted(vars(cls).items()))
-    return [(name, code_digest(one.__code__)) for name, one in methods if isinstance(one, types.FunctionType)]
-
-
 def _plain(value: Any) -> str:
     return repr(value) if type(value) in PLAIN else type(value).__qualname__
 
 
 def _name_of_item(item: tuple[Any, Any]) -> str:
     return str(item[0])
-
-
-def _registered(cls: abc.ABCMeta) -> list[type]:
-    """The classes registered as virtual subclasses of an abstract class, or of one of its subclasses."""
-    found: dict[int, type] = {}
-    left: list[Any] = [cls]
-    seen: set[Any] = set()
-    while left:
-        one = left.pop()
-        if one in seen or not isinstance(one, abc.ABCMeta):
-            continue
-        seen.add(one)
-        others = [other for reference in _abc._get_dump(one)[0] if (other := reference()) is not None]
-        found.update((id(other), other) for other in others)
-        subclasses: list[Any] = type.__subclasses__(one)
-        left += [*subclasses, *others]
-    return [*found.values()]
-
-
-def _annotation(value: Any) -> str:
-    if isinstance(value, type) and not isinstance(value, types.GenericAlias):
-        return object_texts.class_name(value)
-    return unguarded_facts.without_addresses(repr(value))
-
-
-def _is_pythons(cls: type) -> bool:
-    """Return whether a class is written in C, and so the same in each process with this Python and these libraries."""
-    if not cls.__flags__ & HEAP_TYPE:
-        return True
-    module = sys.modules.get(cls.__module__) if cls.__module__ in _OF_PYTHON else None
-    return module is not None and vars(module).get(cls.__name__) is cls

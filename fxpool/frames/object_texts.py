@@ -23,7 +23,7 @@ from fxpool.torch_compat.frames import unguarded_facts
 
 __all__ = [
     "CONTAINERS", "HEAP_TYPE", "OF_TORCH", "PLAIN", "NoDescriptionError", "claimed_class", "class_name",
-    "context_texts", "elements_text", "is_empty", "keys_text", "name_of", "slots_of", "text_in_c",
+    "context_texts", "elements_text", "is_empty", "keys_text", "name_of", "own_attributes", "slots_of", "text_in_c",
 ]  # fmt: skip
 
 #: Types of plain values.
@@ -68,7 +68,7 @@ def claimed_class(value: Any) -> type | None:
     """Return the class that an object claims, which Dynamo asks for, if that is not simply its class."""
     cls = type(value)
     if isinstance(cls.__getattribute__, types.FunctionType):
-        if getattr(value, "__dict__", None) is not _own_attributes(value):
+        if getattr(value, "__dict__", None) is not own_attributes(value):
             raise NoDescriptionError(f"{name_of(value)}, whose attributes are computed")
     elif all("__class__" not in vars(base) for base in cls.__mro__[:-1]):
         return None
@@ -76,10 +76,11 @@ def claimed_class(value: Any) -> type | None:
     return claimed
 
 
-def _own_attributes(value: Any) -> Any:
+def own_attributes(value: Any) -> Any:
+    """Return the attributes that an object has itself, without running code of its class; None if it has slots."""
     try:
         return object.__getattribute__(value, "__dict__")
-    except AttributeError:  # it has slots
+    except AttributeError:
         return None
 
 
@@ -121,7 +122,7 @@ def _is_in_c(cls: type) -> bool:
 
 def context_texts(value: Any) -> list[str]:
     """Return what a context manager of a library switches, which Dynamo reads without guards."""
-    attributes = getattr(value, "__dict__", None)
+    attributes = own_attributes(value)
     if not hasattr(type(value), "__enter__") or not isinstance(attributes, dict):
         return []
     return [
@@ -180,7 +181,8 @@ def class_name(cls: Any) -> str:
 
 
 def name_of(value: Any) -> str:
-    name = getattr(value, "__qualname__", None)
+    is_named = isinstance(value, type) or type(value).__module__ == "builtins"
+    name = getattr(value, "__qualname__", None) if is_named else None  # others may run code
     return (
         f"{getattr(value, '__module__', '')}.{name}"
         if isinstance(name, str)

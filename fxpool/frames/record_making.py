@@ -133,7 +133,9 @@ def make(call: Call, recorder: Recorder, recipe_of: Callable[[Callable[..., Any]
         except UnfitError as error:
             raise RefusedError("own_guards", f"its own guards do not fit: {error}") from error
     for manager, value in zip(record.tree.managers, fitted.built.values[1:], strict=True):
-        if guard_tree.are_two(recorder.met.get(manager.source, value), value):
+        owner = fitted.built.values[manager.begin]
+        is_hidden = guard_tree.is_hidden(owner, manager.source)
+        if is_hidden or guard_tree.are_two(recorder.met.get(manager.source, value), value):
             raise RefusedError("object", f"{manager.source} leads to another object than Dynamo met")
     record.virtual = describer.virtual
     record.said, record.names = fitted.read.said, fitted.read.names

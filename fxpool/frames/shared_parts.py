@@ -6,6 +6,7 @@ another function reads. Each part gets a number, which says whether it was met b
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import functools
 import types
@@ -16,9 +17,7 @@ from fxpool.frames import unheard_code
 __all__ = ["parts_of"]
 
 # Attributes of classes that no traced code comes to, or that differ between processes.
-_PASSED_OVER = frozenset(
-    ("__annotations__", "__dict__", "__orig_bases__", "__parameters__", "__weakref__", "_abc_impl")
-)
+_PASSED_OVER = frozenset(("__dict__", "__orig_bases__", "__parameters__", "__weakref__", "_abc_impl"))
 _GENERIC = (types.UnionType, types.GenericAlias)
 # Containers with more are not looked into, and no more parts are listed.
 _SMALL, _MOST = 32, 512
@@ -47,7 +46,7 @@ def parts_of(value: Any) -> list[Any]:
 def _is_part(value: Any) -> bool:
     if isinstance(value, type):
         return not unheard_code.is_librarys(value)
-    return isinstance(value, types.CellType) or _is_programs(value)
+    return isinstance(value, (types.CellType, functools._lru_cache_wrapper)) or _is_programs(value)
 
 
 def _is_programs(value: Any) -> bool:
@@ -64,7 +63,12 @@ def _inside(value: Any) -> list[Any]:
         if not _is_programs(value):
             return []
         defaults = (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
-        return [*(value.__closure__ or ()), *defaults, *value.__dict__.values()]
+        annotations = value.__annotations__ if isinstance(value.__annotations__, dict) else {}
+        return [*(value.__closure__ or ()), *defaults, *value.__dict__.values(), *annotations.values()]
+    if isinstance(value, functools._lru_cache_wrapper):
+        return [*vars(value).values()]
+    if isinstance(value, dataclasses.Field):
+        return [value.type, value.default, value.default_factory]
     if isinstance(value, types.CellType):
         try:
             return [value.cell_contents]

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import inspect
 import itertools
 import operator
 import re
@@ -40,6 +41,7 @@ __all__ = [
     "are_two",
     "flips",
     "grow",
+    "is_hidden",
     "repeat",
     "tensor_facts",
 ]
@@ -171,6 +173,15 @@ def are_two(value: Any, other: Any) -> bool:
     if type(value) in _VALUES:
         return bool(value != other)
     return isinstance(value, (type, types.FunctionType)) and value is not other
+
+
+def is_hidden(owner: Any, source: str) -> bool:
+    """Return whether a source ends with a class's attribute that a property of the metaclass hides."""
+    name = source.rpartition(".")[2]
+    if not isinstance(owner, type) or type(owner) is type or all(name not in vars(base) for base in owner.__mro__):
+        return False
+    hiding = inspect.getattr_static(type(owner), name, None)
+    return hasattr(type(hiding), "__set__") and hiding is not vars(type).get(name)
 
 
 def _memory(tensor: torch.Tensor) -> int:

@@ -24,7 +24,7 @@ import torch
 from torch._dynamo import guards as torchs
 from torch._dynamo.output_graph import OutputGraphCommon, OutputGraphGuardsState
 
-from fxpool.torch_compat.frames import plain_sources
+from fxpool.torch_compat.frames import plain_sources, unguarded_facts
 from fxpool.torch_compat.frames.guard_tree import Grown, Tree, TreeDiffersError, grow
 from fxpool.torch_compat.patching import patched
 
@@ -44,6 +44,8 @@ __all__ = [
 Describe = Callable[[Any], str]
 
 _ADDRESS = re.compile(r"\b\d{9,}\b")
+# How a guard on keys of a dictionary begins.
+_OF_KEYS = "list(dict.keys("
 # Those that hold a count or a weak reference, and those whose text does not have all that they check.
 _UNKNOWN = frozenset(
     (
@@ -352,6 +354,8 @@ def _said(manager: Manager, guards: Sequence[Any], describe: Describe) -> list[s
     lines += manager.own
     for leaf in (*root.get_leaf_guards(), *root.get_epilogue_lambda_guards()):  # some are added at the end
         lines += leaf.verbose_code_parts()
+    # The text of a key that is a function has its address. Descriptions of the dictionary have the function.
+    lines = [unguarded_facts.without_addresses(line) if line.startswith(_OF_KEYS) else line for line in lines]
     return sorted({_ADDRESS.sub(described, line) for line in lines})
 
 

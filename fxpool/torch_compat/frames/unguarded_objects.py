@@ -9,14 +9,17 @@ from __future__ import annotations
 import collections
 import dataclasses
 import enum
+import re
+import sys
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._dynamo.variables import base, builder, user_defined
+from torch._dynamo.variables import base, builder, misc, user_defined
 
+from fxpool.torch_compat.frames.variables import methods
 from fxpool.torch_compat.operators import code_owner
 
 if TYPE_CHECKING:
@@ -56,6 +59,7 @@ _DESCRIBED = (
     torch.finfo,
     torch.iinfo,
     dataclasses.Field,
+    re.Match,
     type(Ellipsis),
     type(NotImplemented),
 )
@@ -95,6 +99,19 @@ def without_source(recorder: Recorder) -> Iterator[tuple[Any, str, Any]]:
             recorder.refuse("object", f"a comparison of {name}, which Dynamo leaves to Python")
         return compare(variable, *arguments, **named)
 
+    def constant_of(variable: Any) -> Any:
+        value = constant(variable)
+        hear(value)
+        return value
+
+    def calling(original: Callable[..., Any]) -> Callable[..., Any]:
+        def call_method(variable: Any, tx: Any, name: str, *arguments: Any, **named: Any) -> Any:
+            if name == "__subclasses__" and (variable.source is None or _has_unnamed_subclasses(variable.value)):
+                recorder.refuse("object", f"the subclasses of {variable.value.__qualname__}, without a guard")
+            return original(variable, tx, name, *arguments, **named)
+
+        return call_method
+
     graphs: dict[int, Any] = {}  # which Dynamo makes, such as for `torch.autograd.Function`
     initialize_module = torch.fx.GraphModule.__init__
     yield torch.fx.GraphModule, initialize_module.__name__, initialize_graph
@@ -102,6 +119,9 @@ def without_source(recorder: Recorder) -> Iterator[tuple[Any, str, Any]]:
     yield user_defined.UserDefinedObjectVariable, original.__name__, initialize
     made = builder.SourcelessBuilder.create
     yield builder.SourcelessBuilder, made.__name__, staticmethod(create)
+    constant = misc.GetAttrVariable.as_python_constant
+    yield misc.GetAttrVariable, constant.__name__, constant_of
+    yield from methods((user_defined.UserDefinedClassVariable,), ("call_method",), calling)
     attributes = vars(user_defined.UserDefinedObjectVariable)
     compare: Any = attributes.get("richcompare_impl", attributes.get("tp_richcompare_impl"))
     if compare is not None:
@@ -122,6 +142,12 @@ class _Slots:
         if is_allowed and getattr(owner, "__module__", None) not in _COMPARED:
             self._recorder.refuse("object", f"{slot.__qualname__}, which Dynamo may call")
         return is_allowed
+
+
+def _has_unnamed_subclasses(cls: type) -> bool:
+    """Return whether a class has subclasses that no module names: traced code may have made one, which counts."""
+    subclasses: list[type] = type.__subclasses__(cls)
+    return any(getattr(sys.modules.get(one.__module__), one.__qualname__, None) is not one for one in subclasses)
 
 
 def _is_described(value: Any, modules: list[types.ModuleType], depth: int = _DEEPEST) -> bool:

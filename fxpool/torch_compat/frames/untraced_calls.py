@@ -69,6 +69,8 @@ _FINALIZERS = frozenset(("__del__",))
 _LOOKUPS = frozenset(("__getattr__", "__getattribute__"))
 # Records have these attributes of objects that are not classes (`fxpool.frames.identity`).
 _DESCRIBED = frozenset(("__class__", "__dict__"))
+# Dynamo looks these up to find data classes, and enumerations of pybind11.
+_PROBED = frozenset(("__dataclass_fields__", "__members__"))
 _TOOL = "fxpool"
 _TOOLS = 6  # ids of tools that programs may use, from 0
 
@@ -94,7 +96,7 @@ def heard(recorder: Recorder) -> Iterator[None]:
         name = _looked_up_in(frame)
         if not is_accounted_for(name) and not is_passed_over(frame.f_back):
             text = f"tracing ran {code.co_name} ({code.co_filename}:{code.co_firstlineno}) without guards on it"
-            if name is None or name.startswith("__"):  # Python looks up such names for the program's code
+            if name is None or (name.startswith("__") and name not in _PROBED):  # Python looks them up for the program
                 recorder.refuse("object", text)
             else:
                 recorder.probes[name] = text
