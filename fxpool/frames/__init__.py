@@ -11,6 +11,7 @@ unheard_code    code of programs that may run without a call that can be heard
 code_digests    digests of byte code, and the names in it
 code_locations  where the code of a traced function is found
 byte_code       byte code as plain data
+process_facts   facts of a process besides its objects, read and asked for again
 record          one frame as it is kept, and how it fits another process's objects
 record_making   makes a record of what Dynamo traced, and proves it
 fact_text       the facts of a record as text

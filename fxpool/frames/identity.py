@@ -66,7 +66,7 @@ _CALLING = frozenset(("sub", "subn"))
 # Descriptors, and the attributes that have their functions.
 _DESCRIPTORS = (classmethod, staticmethod, property, functools.cached_property)
 _PARTS = ("__func__", "fget", "fset", "fdel", "func")
-# What `functools.cache` and `functools.lru_cache` return.
+# Functions behind `functools.cache` and `functools.lru_cache`.
 _CACHED = functools._lru_cache_wrapper
 _DEEPEST = 12
 # The depth down to which objects are described, and the number of attributes of a small one.

@@ -8,10 +8,8 @@ Names that Dynamo gave to globals of the frame's module are numbered in a record
 
 from __future__ import annotations
 
-import builtins
 import hashlib
 import itertools
-import os
 import re
 import sys
 import types
@@ -21,45 +19,44 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from fxpool.codecache.code import proof
 from fxpool.frames import byte_code, code_locations
 from fxpool.frames.code_digests import code_digest
 from fxpool.frames.identity import Describer
 from fxpool.frames.object_texts import NoDescriptionError
+from fxpool.frames.process_facts import (
+    UnfitError,
+    builtin_texts,
+    by_name,
+    environment,
+    has_attribute,
+    is_a,
+    listed_names,
+    names_there,
+    operator_digest,
+    plain_text,
+)
 from fxpool.torch_compat.dynamo import frames
 from fxpool.torch_compat.frames import unguarded_facts
-from fxpool.torch_compat.frames.frame_conversion import Call, added_to, rest_function, skip_code
+from fxpool.torch_compat.frames.frame_conversion import Call, rest_function, skip_code
 from fxpool.torch_compat.frames.guard_tree import Tree
 from fxpool.torch_compat.frames.guards import Built, Guards, GuardsDifferError, build, builtins_of
-from fxpool.torch_compat.operators import operators
 
 __all__ = [
     "Fitted",
     "Read",
     "Record",
     "Result",
-    "UnfitError",
-    "builtin_texts",
-    "by_name",
     "check_objects",
     "check_process",
     "check_subclasses",
     "check_virtual",
     "difference",
-    "environment",
     "fit",
-    "has_attribute",
     "identity_of",
-    "is_a",
-    "listed_names",
     "name_rests_inside",
     "names_of_module",
-    "names_there",
-    "operator_digest",
     "origin",
     "origins",
-    "package_of",
-    "plain_text",
     "rests",
 ]
 
@@ -67,10 +64,6 @@ _OURS = re.compile(r"\b__fxpool_(\d+)_(\d+)\b")
 #: The code of functions for the rest after a graph break, and the records that they come from.
 origins: weakref.WeakKeyDictionary[types.CodeType, str] = weakref.WeakKeyDictionary()
 _numbers = itertools.count(1)
-
-
-class UnfitError(Exception):
-    """A record is of another frame than this one; the message names the first difference."""
 
 
 class Result(msgspec.Struct):
@@ -217,7 +210,7 @@ def fit(record: Record, call: Call, new: Describer | None = None) -> Fitted:
         check_objects(record, read)
         check_virtual(record.virtual, describer.virtual, describer.classes)
         check_subclasses(record.subclasses)
-    code = byte_code.renamed(byte_code.load(record.code, lambda name: names_of_module(name, call)), ours)
+    code = byte_code.renamed(byte_code.load(record.code, _names_in), ours)
     return Fitted(code, built, defined, prefix, read, describer)
 
 
@@ -256,14 +249,6 @@ def check_process(record: Record, call: Call) -> None:
         if (now := names_there(name, mentioned)) != there:
             different = {*now} ^ {*there}
             raise UnfitError(f"the module {name} has {min(different)} now, or had it")
-
-
-def plain_text(value: Any) -> str | None:
-    """Return a value of one of Python's plain types as text, or None."""
-    return f"{type(value).__name__} {value!r}" if type(value) in _PLAIN else None
-
-
-_PLAIN = frozenset((type(None), bool, int, float, str))
 
 
 def check_objects(record: Record, read: Read) -> None:
@@ -320,7 +305,7 @@ def rests(record: Record, fitted: Fitted, call: Call) -> tuple[dict[str, Callabl
     codes = frames.rests_inside(fitted.code)
     for number, row in record.installed.items():
         if row[0] in ("rest", "skipped"):
-            code = byte_code.renamed(byte_code.load(row[1], lambda name: names_of_module(name, call)), ours)
+            code = byte_code.renamed(byte_code.load(row[1], _names_in), ours)
             functions[f"{fitted.prefix}{number}"] = rest_function(code, names_of_module(row[2], call))
             if row[0] == "skipped":
                 skip_code(code)
@@ -339,8 +324,10 @@ def name_rests_inside(code: types.CodeType, record: Record, begin: str) -> None:
 
 def names_of_module(module: str, call: Call) -> dict[str, Any]:
     """Return the namespace of a module, which may be that of a frame's. Raises UnfitError."""
-    if call.names.get("__name__") == module:
-        return call.names
+    return call.names if call.names.get("__name__") == module else _names_in(module)
+
+
+def _names_in(module: str) -> dict[str, Any]:
     if module not in sys.modules:
         raise UnfitError(f"there is no module {module}")
     return vars(sys.modules[module])
@@ -391,86 +378,6 @@ def _compare(then: list[Any], now: list[Any], verb: str) -> None:
         raise UnfitError(f"{verb} {(after or ['less'])[0]}; it was {(before or ['less'])[0]}")
 
 
-def names_there(module: str, names: frozenset[str]) -> list[str]:
-    """Return which of some names a module has, sorted, and the package that its imports are relative to."""
-    if (found := sys.modules.get(module)) is None:
-        return []
-    there = names & (vars(found).keys() - added_to(vars(found)))
-    return [*sorted(there), package_of(vars(found))]
-
-
-def package_of(names: Mapping[str, Any]) -> str:
-    """Return the package that imports in a module's namespace are relative to, as text."""
-    spec = names.get("__spec__")
-    return f"the package {names.get('__package__')!r}, {getattr(spec, 'parent', None)!r}"
-
-
-def has_attribute(module: types.ModuleType | None, name: str) -> bool:
-    """Return whether a module has an attribute, which may run its own code as tracing does."""
-    try:
-        return hasattr(module, name)
-    except Exception:  # the program's: Dynamo reports it
-        return False
-
-
-def listed_names(module: str, name: str) -> str:
-    """Return a digest of the names in a class, or in the module `name` if `module` is empty."""
-    try:
-        names = dir(by_name(module, name))
-    except Exception:  # the program's: Dynamo reports it
-        names = []
-    return hashlib.blake2b(repr(names).encode(), digest_size=8).hexdigest()
-
-
-def is_a(module: str, name: str, abstract_module: str, abstract: str) -> bool | None:
-    """Return whether a class is a subclass of an abstract one, which may run its code; None if there is no such."""
-    try:
-        return issubclass(by_name(module, name), by_name(abstract_module, abstract))
-    except Exception:  # the program's: Dynamo reports it
-        return None
-
-
-def builtin_texts(mentioned: frozenset[str]) -> list[tuple[str, str]]:
-    """Return the builtins that code mentions, with a text of each: a program may replace them and add to them."""
-    return [(name, _builtin_text(vars(builtins)[name])) for name in sorted(mentioned & vars(builtins).keys())]
-
-
-def _builtin_text(value: Any) -> str:
-    if isinstance(value, (type, types.BuiltinFunctionType)):
-        return f"{value.__module__}.{value.__qualname__}"
-    if isinstance(value, types.FunctionType):
-        return f"{value.__module__}.{value.__qualname__} {code_digest(value.__code__)}"
-    return f"{type(value).__name__} {unguarded_facts.without_addresses(repr(value))}"
-
-
-def operator_digest(name: str) -> str:
-    """Return a digest of all code of an operator. Raises UnfitError: it is not defined here, or has no digest."""
-    try:
-        is_overload = name.count(".") == 1
-        operator: Any = operators.find_overload(name) if is_overload else operators.find_packet(name)
-        found = proof.Proof()
-        found.add(operator)
-        return found.digest()
-    except Exception as error:  # its code is outside the grammar
-        raise UnfitError(f"the operator {name}: {error}") from error
-
-
-def environment(looked_up: frozenset[str]) -> str:
-    """Return the digest of the environment for code that looks up some names.
-
-    Dynamo guards on what code reads of ``os.environ``, but not on what it does not find there: the names count that are
-    looked up. For code that names the environment the values count, too.
-    """
-    variables = {os.fsdecode(name): value for name, value in os.environb.items()}
-    names = sorted(looked_up & variables.keys())
-    values = [variables[name] for name in names] if looked_up & _ENVIRONMENT else []
-    return hashlib.blake2b(repr((names, values)).encode(), digest_size=16).hexdigest()
-
-
-# Names under which code reads environment variables.
-_ENVIRONMENT = frozenset(("environ", "environb", "getenv", "getenvb"))
-
-
 def _value(row: list[Any], call: Call) -> list[Any]:
     """The value of a global that Dynamo defined, in a list; none for a graph and for the rest after a graph break."""
     kind, *parts = row
@@ -484,13 +391,3 @@ def _value(row: list[Any], call: Call) -> list[Any]:
             raise UnfitError(f"there is no {'.'.join(parts)}")
         return [found]
     return []
-
-
-def by_name(module: str, name: str) -> Any:
-    """Return the object that a module has under a qualified name, or None; the module `name` if `module` is empty."""
-    if not module:
-        return sys.modules.get(name)
-    found: Any = sys.modules.get(module)
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    return found

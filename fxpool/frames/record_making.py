@@ -21,30 +21,32 @@ from fxpool.frames import byte_code, code_locations, unheard_code
 from fxpool.frames.code_digests import code_digest, digests_of, lists_attributes, names_of
 from fxpool.frames.identity import Describer
 from fxpool.frames.object_texts import NoDescriptionError
+from fxpool.frames.process_facts import (
+    UnfitError,
+    builtin_texts,
+    by_name,
+    environment,
+    has_attribute,
+    is_a,
+    listed_names,
+    names_there,
+    operator_digest,
+    plain_text,
+)
 from fxpool.frames.record import (
     Fitted,
     Read,
     Record,
     Result,
-    UnfitError,
-    builtin_texts,
-    by_name,
     check_objects,
     check_process,
     check_subclasses,
     check_virtual,
-    environment,
     fit,
-    has_attribute,
-    is_a,
-    listed_names,
     name_rests_inside,
     names_of_module,
-    names_there,
-    operator_digest,
     origin,
     origins,
-    plain_text,
 )
 from fxpool.torch_compat.dynamo.frames import rests_inside
 from fxpool.torch_compat.frames import guard_tree, plain_sources, unguarded_facts

@@ -31,7 +31,7 @@ from fxpool.codecache.store import quarantine
 from fxpool.codecache.store.entry import Entry, Metadata, Origin
 from fxpool.codecache.store.store import LocalStore
 from fxpool.errors import CannotReturnError, CannotTravelError, CorruptEntryError, FxpoolError
-from fxpool.frames import fact_text, record_making
+from fxpool.frames import fact_text, process_facts, record_making
 from fxpool.frames import record as records
 from fxpool.frames.code_digests import code_digest
 from fxpool.frames.record_making import RefusedError
@@ -248,7 +248,7 @@ def key_of(call: frame_conversion.Call, attempt: Attempt) -> str:
         sys.flags.optimize,
         unguarded_facts.tracing_facts(),
         sorted(_text_of_polyfill(*row) for row in unguarded_facts.polyfills()),
-        records.package_of(call.names),
+        process_facts.package_of(call.names),
         surroundings_of(attempt),
     ]
     return hashlib.sha256(key.canonical(facts)).hexdigest()
@@ -329,7 +329,7 @@ def _match(entry: Entry, store: LocalStore, attempt: Attempt, call: frame_conver
             for number, row in record.installed.items()
             if row[0] == "graph"
         }
-    except (records.UnfitError, CorruptEntryError, CannotReturnError, msgspec.MsgspecError) as error:
+    except (process_facts.UnfitError, CorruptEntryError, CannotReturnError, msgspec.MsgspecError) as error:
         counters.count("frames", "unfit", example=f"{_name(call)}: {error}")
         log.info("a frame that is kept does not fit %s: %s", _name(call), error)
         return None
@@ -351,7 +351,7 @@ def _callable(recipe: Recipe, attempt: Attempt, boxed: bool = False) -> Callable
         fetched = sharing.fetch_fitting([digest], lambda entry: entry.name == name, own, attempt.settings)
         if fetched is not None:
             return _loaded(fetched, own, indices, boxed)
-    raise records.UnfitError("a graph is no longer in the cache")
+    raise process_facts.UnfitError("a graph is no longer in the cache")
 
 
 def _loaded(entry: Entry, store: LocalStore, indices: list[int], boxed: bool) -> Callable[..., Any]:

@@ -29,7 +29,7 @@ from frame_kinds import KINDS
 from frame_programs import Kind, Together
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fxpool.frames import record, record_making, serving
+from fxpool.frames import process_facts, record, record_making, serving
 from fxpool.torch_compat.frames import frame_conversion
 from fxpool.torch_compat.frames.recording import Recorder
 
@@ -56,7 +56,7 @@ class Shelf:
             kept = msgspec.msgpack.decode(path.read_bytes(), type=record.Record)
             try:
                 fitted = record.fit(kept, call)
-            except record.UnfitError as error:
+            except process_facts.UnfitError as error:
                 self.said.append(str(error))
                 continue
             graphs = {
