@@ -23,13 +23,21 @@ _GLOBALS = "globals"
 def dump(code: types.CodeType) -> list[Any]:
     """Return (bytes, constants) of code. Raises plain.NotPlainError: a constant has no form as plain data."""
     others: list[Any] = []
+    arguments = {"return", *_variables(code)}
 
     def put_aside(value: Any) -> Any:
+        if type(value) is dict:
+            module = _module_of(value)
+            if (
+                module is None and not value.keys() <= arguments
+            ):  # these are annotations of a function that code defines
+                raise plain_sources.NotPlainError("globals of no module")
+            others.append(plain_sources.Writer().write(value) if module is None else [_GLOBALS, module])
+            return (_PLACE, len(others) - 1)
         try:
             marshal.dumps(value)
         except ValueError:
-            module = _module_of(value)
-            others.append(plain_sources.Writer().write(value) if module is None else [_GLOBALS, module])
+            others.append(plain_sources.Writer().write(value))
             return (_PLACE, len(others) - 1)
         return value
 
@@ -53,9 +61,15 @@ def load(data: list[Any], globals_of: Callable[[str], Any] = "globals of {}".for
     return _mapped(marshal.loads(content), put_back)
 
 
-def _module_of(value: Any) -> str | None:
-    """Return the name of the module whose globals a value is, or None."""
-    name = value.get("__name__") if type(value) is dict else None
+def _variables(code: types.CodeType) -> set[str]:
+    """Return the names of variables of code and of all code that is nested in it."""
+    nested = (name for one in code.co_consts if isinstance(one, types.CodeType) for name in _variables(one))
+    return {*code.co_varnames, *nested}
+
+
+def _module_of(value: dict[str, Any]) -> str | None:
+    """Return the name of the module whose globals these are, or None."""
+    name = value.get("__name__")
     module = sys.modules.get(name) if isinstance(name, str) else None
     return name if isinstance(module, types.ModuleType) and vars(module) is value else None
 

@@ -11,10 +11,14 @@ from typing import Any
 
 from fxpool.frames.code_digests import code_digest
 from fxpool.frames.object_texts import HEAP_TYPE
+from fxpool.torch_compat.operators import code_owner
 
-__all__ = ["code_in", "is_pythons", "registered", "without_unions"]
+__all__ = ["OF_ENUMS", "code_in", "is_added", "is_pythons", "registered", "without_unions"]
 
+#: Attributes that Python gives to a member of an enumeration.
+OF_ENUMS = frozenset(("_value_", "_name_", "__objclass__", "_sort_order_", "_inverted_"))
 # Modules of Python's whose classes do not change.
+_OF_CLASSES = frozenset(("__dict__", "__weakref__", "_abc_impl"))
 _OF_PYTHON = ("abc", "typing", "collections.abc", "enum")
 
 
@@ -32,6 +36,18 @@ def code_in(cls: type) -> list[tuple[str, str]]:
         return []
     methods = ((name, getattr(value, "__func__", value)) for name, value in sorted(vars(cls).items()))
     return [(name, code_digest(one.__code__)) for name, one in methods if isinstance(one, types.FunctionType)]
+
+
+def is_added(cls: type, name: str, value: Any) -> bool:
+    """Return whether a program may have added an attribute to a class of Python's, or changed it.
+
+    `code_in` has the code of Python's own functions.
+    """
+    function = getattr(value, "fget", getattr(value, "__func__", value))
+    if name in _OF_CLASSES or getattr(value, "__objclass__", None) is cls:
+        return False
+    is_function = isinstance(function, types.FunctionType)
+    return not is_function or not code_owner.is_file_of_library(function.__code__.co_filename)
 
 
 def registered(cls: abc.ABCMeta) -> list[type]:
@@ -52,9 +68,16 @@ def registered(cls: abc.ABCMeta) -> list[type]:
 
 
 def without_unions(name: str, value: Any) -> Any:
-    """Return the table of an enumeration's members without those that ``|`` made of others, as tracing may have."""
+    """Return the table of an enumeration's members without those that ``|`` made of others, as tracing may have.
+
+    Those that have attributes stay.
+    """
     if name != "_value2member_map_" or not isinstance(value, dict):
         return value
-    return {
-        key: one for key, one in value.items() if not isinstance(one, enum.Flag) or one._name_ in type(one)._member_map_
-    }
+    return {key: one for key, one in value.items() if not _is_union(one)}
+
+
+def _is_union(value: Any) -> bool:
+    if not isinstance(value, enum.Flag) or value._name_ in type(value)._member_map_:
+        return False
+    return vars(value).keys() <= OF_ENUMS

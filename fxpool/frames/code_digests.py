@@ -60,15 +60,16 @@ def digests_of(code: types.CodeType) -> set[str]:
 def names_of(codes: Iterable[types.CodeType]) -> frozenset[str]:
     """Return all names and constant texts of code: what it may look up by name is among them."""
     found: set[str] = set()
-    left = list(codes)
+    left: list[Any] = list(codes)
     while left:
-        code = left.pop()
-        found.update(code.co_names)
-        for constant in code.co_consts:
-            if isinstance(constant, types.CodeType):
-                left.append(constant)
-            elif isinstance(constant, str):
-                found.add(constant)
+        one = left.pop()
+        if isinstance(one, types.CodeType):
+            found.update(one.co_names)
+            left += one.co_consts
+        elif isinstance(one, (tuple, frozenset)):
+            left += one
+        elif isinstance(one, str):
+            found.add(one)
     return frozenset(found)
 
 
@@ -77,7 +78,9 @@ def lists_attributes(codes: Iterable[types.CodeType]) -> bool:
     left = list(codes)
     while left:
         code = left.pop()
-        if (_ALL_ATTRIBUTES in code.co_names or _ALL_ATTRIBUTES in code.co_consts) and not _only_looks_up(code):
+        is_among_others = any(_ALL_ATTRIBUTES in one for one in code.co_consts if isinstance(one, (tuple, frozenset)))
+        is_named = _ALL_ATTRIBUTES in code.co_names or _ALL_ATTRIBUTES in code.co_consts
+        if is_among_others or (is_named and not _only_looks_up(code)):
             return True
         left += [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
     return False

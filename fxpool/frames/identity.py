@@ -53,8 +53,6 @@ _PASSED_OVER = frozenset(
 )  # fmt: skip
 # How the names of what pydantic compiles for a class begin. Its texts have addresses.
 _OF_PYDANTIC = "__pydantic_"
-# Attributes that Python gives to a member of an enumeration.
-_OF_ENUMS = frozenset(("_value_", "_name_", "__objclass__", "_sort_order_"))
 # Names under which code gets all attributes of an object, in their order.
 _IN_ORDER = frozenset(("__dict__", "__kwdefaults__", "vars"))
 # Names under which code gets annotations.
@@ -68,6 +66,8 @@ _DESCRIPTORS = (classmethod, staticmethod, property, functools.cached_property)
 _PARTS = ("__func__", "fget", "fset", "fdel", "func")
 # Functions behind `functools.cache` and `functools.lru_cache`.
 _CACHED = functools._lru_cache_wrapper
+# Classes in C whose objects their text describes.
+_BY_TEXT = (re.Match, torch.finfo, torch.iinfo)
 _DEEPEST = 12
 # The depth down to which objects are described, and the number of attributes of a small one.
 _SHALLOW, _SMALL = 6, 32
@@ -149,7 +149,8 @@ class Describer:
             kinds += [self.identity(vars(value)[name]) for name in sorted(names & unheard_code.ANSWERING)]
             return " ".join([*kinds, *sorted(names)])
         if isinstance(value, (type, types.FunctionType)):
-            return f"{self.identity(value)} {self._shared(value)}"
+            of_metaclass = "" if unheard_code.is_librarys(type(value)) else self._shared(type(value))
+            return f"{self.identity(value)} {self._shared(value)} {of_metaclass}"
         if isinstance(value, _IN_C):
             of = getattr(value, "__objclass__", None)
             is_programs = isinstance(of, type) and not class_facts.is_pythons(of)
@@ -162,7 +163,7 @@ class Describer:
             return f"{self._cell(value)} {self._number_of(value)}"
         cls = type(value)
         found = [cls.__qualname__] if class_facts.is_pythons(cls) else [self.identity(cls), self._shared(cls)]
-        if isinstance(value, (enum.Enum, types.UnionType, types.GenericAlias)):
+        if isinstance(value, (enum.Enum, types.UnionType, types.GenericAlias)) or cls is object:
             found.append(self._shared(value))
         if isinstance(value, _CACHED):
             found.append(f"{self.identity(value)} {self._shared(value)}")
@@ -248,7 +249,7 @@ class Describer:
             return ("builtin", *facts, self._value(polyfill))
         if isinstance(value, enum.Enum):
             attributes = sorted(
-                (name, self._content(one)) for name, one in vars(value).items() if name not in _OF_ENUMS
+                (name, self._content(one)) for name, one in vars(value).items() if name not in class_facts.OF_ENUMS
             )
             return ("member", self.identity(type(value)), value.name, self._content(value.value), attributes)
         if isinstance(value, unguarded_facts.OPERATORS):
@@ -258,12 +259,17 @@ class Describer:
         if unguarded_facts.is_numpys(value):
             return ("function of numpy", value.__name__)
         if (origin := typing.get_origin(value)) is not None:
-            return ("generic", self._content(origin), [self._content(one) for one in typing.get_args(value)])
+            kind = (type(value).__qualname__, getattr(value, "__unpacked__", False))
+            return ("generic", kind, self._content(origin), [self._content(one) for one in typing.get_args(value)])
         if isinstance(value, functools.partial):
             return ("partial", *map(self._value, (value.func, value.args, value.keywords)))
         if isinstance(value, _CACHED):
             attributes = self._items({name: one for name, one in vars(value).items() if name != "__wrapped__"})
             return ("wrapper", self.identity(value.__wrapped__), attributes)
+        if isinstance(value, _BY_TEXT):
+            return ("text", object_texts.class_name(type(value)), object_texts.text_in_c(value))
+        if type(value).__module__ == "torch.return_types":
+            return ("results", type(value).__qualname__, [self._content(one) for one in tuple.__iter__(value)])
         if isinstance(value, dataclasses.Field):
             return (
                 "field",
@@ -335,7 +341,7 @@ class Describer:
         self.classes |= {object_texts.class_name(base) for base in cls.__mro__}
         for base in cls.__mro__:
             if class_facts.is_pythons(base):
-                rows.append((base.__module__, base.__qualname__, class_facts.code_in(base), self._added(base)))
+                rows.append(self._of_pythons(base))
                 continue
             passed_over = _PASSED_OVER.union(name for name in vars(base) if name.startswith(_OF_PYDANTIC))
             own = [(name, vars(base)[name]) for name in sorted(vars(base).keys() - (passed_over - self._looked_up))]
@@ -344,9 +350,8 @@ class Describer:
             rows.append((base.__module__, base.__qualname__, base.__name__, texts))
         rows.append([*map(self._value, unguarded_facts.tree_functions(cls))])
         kind: Any = type(cls)
-        rows.append(
-            [self._added(base) for base in kind.__mro__] if class_facts.is_pythons(kind) else self.identity(kind)
-        )
+        is_pythons = class_facts.is_pythons(kind)
+        rows.append([self._of_pythons(base) for base in kind.__mro__] if is_pythons else self.identity(kind))
         for name in unheard_code.remembered(cls):
             raise NoDescriptionError(f"{object_texts.name_of(cls)}, as Python remembers the answers of its {name}")
         if isinstance(cls, abc.ABCMeta):
@@ -356,12 +361,13 @@ class Describer:
             self._registered[name] = class_facts.registered(cls)
         return ("class", rows)
 
-    def _added(self, cls: type) -> list[Any]:
-        """Return what a program added to a class of Python's that is written in Python."""
+    def _of_pythons(self, cls: type) -> tuple[Any, ...]:
+        """Return what stands for a class of Python's: its code, and what a program may have added."""
         if not cls.__flags__ & HEAP_TYPE:
-            return []
-        values = sorted((name, value) for name, value in vars(cls).items() if not name.startswith("__"))
-        return [(name, self._content(value)) for name, value in values if unheard_code.may_be_given(value)]
+            return (cls.__module__, cls.__qualname__)
+        values = sorted((name, one) for name, one in vars(cls).items() if class_facts.is_added(cls, name, one))
+        added = [(name, self._content(one)) for name, one in values]
+        return (cls.__module__, cls.__qualname__, class_facts.code_in(cls), added)
 
     def _attribute(self, name: str, value: Any) -> Any:
         """An attribute of a class, with what a container holds as far as that can be described."""

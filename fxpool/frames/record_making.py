@@ -92,11 +92,12 @@ def make(call: Call, recorder: Recorder, recipe_of: Callable[[Callable[..., Any]
             row[1] = _dumped(row[1], renamed)
     codes = [call.code, *recorder.inlined]
     names = names_of(codes)
-    mentioned = names if lists_attributes(codes) else names - {"__dict__"}
-    if unstable := mentioned & _UNSTABLE:
-        raise RefusedError("object", f"the code reads {min(unstable)}, which differs between processes or with an edit")
+    in_order = recorder.computes_all_attributes or lists_attributes(codes)
+    mentioned = names if in_order else names - {"__dict__"}
     computed = (recorder.keys | {name for _, name in recorder.attributes}) - names
     looked_up = mentioned | computed
+    if unstable := (mentioned & _UNSTABLE) | (computed & _UNSTABLE - {"__hash__"}):  # each class lists this
+        raise RefusedError("object", f"the code reads {min(unstable)}, which differs between processes or with an edit")
     for name in sorted(mentioned & vars(builtins).keys()):
         added = vars(builtins)[name]
         if isinstance(added, types.ModuleType) or not unheard_code.is_librarys(type(added)):

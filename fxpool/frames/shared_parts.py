@@ -46,6 +46,8 @@ def parts_of(value: Any) -> list[Any]:
 def _is_part(value: Any) -> bool:
     if isinstance(value, type):
         return not unheard_code.is_librarys(value)
+    if type(value) is object:  # code asks for it by identity
+        return True
     return isinstance(value, (types.CellType, functools._lru_cache_wrapper)) or _is_programs(value)
 
 

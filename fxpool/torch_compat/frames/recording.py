@@ -35,8 +35,9 @@ class Recorder:
     `results` are (function, arguments, named ones, result) of calls that Dynamo made and takes for constants, and
     `called` the code of these functions.
     `probes` are names of attributes for which torch itself ran a program's ``__getattr__``, with texts that say so.
-    `attributes` are (module, name) of lookups of a module's attributes, and `keys` the texts that were looked up in
-    dictionaries or as attributes of tensors: code may compute these names. `listed` are modules and classes whose names
+    `attributes` are (module, name) of lookups of a module's attributes, and `keys` the texts that code may have looked
+    up in dictionaries or as attributes, computed ones too; `computes_all_attributes`: ``__dict__`` is among those, and
+    no constant of code. `listed` are modules and classes whose names
     code listed with ``dir()``. `targets` are operators and functions that ran on tensors without data, by their ids.
     `modules` are those of libraries that Dynamo met without a source.
     `questions` are (class, abstract class) where Dynamo asked for subclasses. `met` are the objects that Dynamo met, by
@@ -62,6 +63,7 @@ class Recorder:
         self.probes: dict[str, str] = {}
         self.attributes: list[tuple[types.ModuleType, str]] = []
         self.keys: set[str] = set()
+        self.computes_all_attributes = False
         self.listed: list[types.ModuleType | type] = []
         self.targets: dict[int, Any] = {}
         self.modules: list[types.ModuleType] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 import enum
 import operator
 import types
@@ -12,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._dynamo import symbolic_convert
-from torch._dynamo.variables import builtin, constant, functions
+from torch._dynamo.variables import base, builtin, constant, functions, misc
 
 from fxpool.torch_compat.frames import unguarded_facts
 from fxpool.torch_compat.frames.set_orders import is_torchs_code, refuse_order
-from fxpool.torch_compat.frames.variables import Patch, attributes_of, methods, realized, value_of
+from fxpool.torch_compat.frames.unguarded_objects import DESCRIPTORS, FACTORY, NEW
+from fxpool.torch_compat.frames.variables import LITERALS, Patch, attributes_of, methods, realized, value_of
 from fxpool.torch_compat.operators import code_owner
 
 if TYPE_CHECKING:
@@ -39,6 +41,13 @@ _IDENTITY = {"is": operator.is_, "is not": operator.is_not}
 _COPIED = (int, float, complex, str, bytes, torch.device)
 # Numbers of which Python has one object each.
 _SMALL = range(-5, 257)
+# Types of values that are compared by themselves, and of objects of which a description says which are one.
+_SINGLE = frozenset(
+    (*LITERALS, object, torch.dtype, torch.layout, torch.memory_format, type(Ellipsis), type(NotImplemented), FACTORY)
+)
+_NUMBERED = (type, types.FunctionType, types.ModuleType, enum.Enum, torch.Tensor, *DESCRIPTORS)
+# The answer of Dynamo's variables that stand for no live object.
+_NO_OBJECT = getattr(base, "NO_SUCH_SUBOBJ", None)
 # Numbers that are their own hash.
 _NUMBERS = (int, float, bool)
 
@@ -63,8 +72,13 @@ def builtins(recorder: Recorder) -> Iterator[Patch]:
 
     def comparing(function: Any, original: Callable[..., Any]) -> Callable[..., Any]:
         def call(tx: Any, arguments: Sequence[Any], named: Any) -> Any:
-            if not any(isinstance(one, constant.ConstantVariable) and one.value is None for one in arguments):
-                _hear_builtin(recorder, function, [*map(value_of, arguments)], tx)
+            if any(isinstance(one, constant.ConstantVariable) and one.value is None for one in arguments):
+                return original(tx, arguments, named)
+            _hear_builtin(recorder, function, [_constant_of(one) or value_of(one) for one in arguments], tx)
+            classes = [*filter(None, map(_without_number, arguments))]
+            if classes and not code_owner.is_file_of_library(tx.f_code.co_filename):
+                name = classes[0].__qualname__
+                recorder.refuse("object", f"whether an object of {name} is another, which no guard says")
             if all(isinstance(realized(one), functions.UserMethodVariable) for one in arguments):
                 recorder.refuse("object", "whether two methods are one, which no guard says")
             return original(tx, arguments, named)
@@ -81,7 +95,10 @@ def builtins(recorder: Recorder) -> Iterator[Patch]:
 def _hear_builtin(recorder: Recorder, function: Any, values: list[Any], tx: Any) -> None:
     value = values[0]
     name = type(value).__qualname__
-    if function is dir:
+    if function is vars:
+        recorder.keys.add("__dict__")
+        recorder.computes_all_attributes = True
+    elif function is dir:
         if isinstance(value, (types.ModuleType, type)):
             recorder.listed.append(value)
         else:
@@ -96,6 +113,36 @@ def _hear_builtin(recorder: Recorder, function: Any, values: list[Any], tx: Any)
         recorder.refuse("object", f"whether two equal objects of {name} are one, which no guard says")
     elif any(function is one for one in _TEXTS) and _has_own_text(value):
         recorder.refuse("object", f"the text of {name}, which Dynamo takes for a constant")
+
+
+def _without_number(variable: Any) -> type | None:
+    """Return the class of a live object that Dynamo compares without a guard, and that no description numbers."""
+    known = realized(variable)
+    if known is None or isinstance(getattr(known, "mutation_type", None), NEW):
+        return None
+    if known.source is not None and not isinstance(known, misc.GetAttrVariable):  # these have no guards yet
+        return None
+    value = _value_of(known)
+    if value is None or value is _NO_OBJECT or type(value) in _SINGLE or isinstance(value, _NUMBERED):
+        return None
+    if isinstance(value, types.BuiltinFunctionType) and isinstance(value.__self__, types.ModuleType):
+        return None
+    return None if isinstance(value, base.VariableTracker) else type(value)
+
+
+def _value_of(variable: Any) -> Any:
+    read = getattr(variable, "get_real_python_backed_value", None)  # since 2.12
+    value = value_of(variable) if read is None else read()
+    return _constant_of(variable) if value is None or value is _NO_OBJECT else value
+
+
+def _constant_of(variable: Any) -> Any:
+    """Return the value of an attribute that Dynamo takes for a constant; None for other variables."""
+    known = realized(variable)
+    if isinstance(known, misc.GetAttrVariable):
+        with contextlib.suppress(Exception):  # Dynamo knows no value then
+            return known.as_python_constant()
+    return None
 
 
 def _may_be_one(value: Any, other: Any) -> bool:

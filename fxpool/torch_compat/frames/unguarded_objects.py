@@ -25,7 +25,7 @@ from fxpool.torch_compat.operators import code_owner
 if TYPE_CHECKING:
     from fxpool.torch_compat.frames.recording import Recorder
 
-__all__ = ["DESCRIPTORS", "without_source"]
+__all__ = ["DESCRIPTORS", "FACTORY", "NEW", "without_source"]
 
 #: Objects in C that Dynamo takes for constants. A class has the same ones each time that they are looked up.
 DESCRIPTORS = (
@@ -34,10 +34,12 @@ DESCRIPTORS = (
     types.GetSetDescriptorType,
     types.MemberDescriptorType,
 )
+#: The class of the object that stands for a default that a factory makes.
+FACTORY: Any = vars(dataclasses)["_HAS_DEFAULT_FACTORY_CLASS"]
 # Classes whose objects hold nothing, or are described by their values.
-_WHOLE = (type(None), bool, int, float, complex, str, bytes, object, vars(dataclasses)["_HAS_DEFAULT_FACTORY_CLASS"])
-# How Dynamo marks objects that traced code makes.
-_NEW = (base.AttributeMutationNew, base.ValueMutationNew)
+_WHOLE = (type(None), bool, int, float, complex, str, bytes, object, FACTORY)
+#: How Dynamo marks objects that traced code makes.
+NEW = (base.AttributeMutationNew, base.ValueMutationNew)
 # Containers that are described with what they hold, down to so many of them.
 _DATA = (tuple, list, set, frozenset, dict, collections.OrderedDict, collections.defaultdict)
 _DEEPEST = 3
@@ -77,7 +79,7 @@ def without_source(recorder: Recorder) -> Iterator[tuple[Any, str, Any]]:
 
     def initialize(variable: Any, value: Any, **named: Any) -> None:
         original(variable, value, **named)
-        if variable.source is None and not isinstance(variable.mutation_type, _NEW):
+        if variable.source is None and not isinstance(variable.mutation_type, NEW):
             hear(value)
 
     def create(tx: Any, value: Any) -> Any:

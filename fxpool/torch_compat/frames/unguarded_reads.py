@@ -52,6 +52,9 @@ _NOT_OBJECTS = frozenset(
      "TempLocalSource", "TensorPropertySource", "TorchFunctionModeStackSource")
 )  # fmt: skip
 # Methods that look up an attribute; releases have some of them.
+_ALL_ATTRIBUTES = "__dict__"
+# Names are not longer.
+_LONGEST = 200
 _LOOKUPS = ("call_obj_hasattr", "var_getattr", "tp_getattro_impl")
 # Functions whose results Dynamo takes for constants, though they depend on installed packages.
 _ABOUT_PACKAGES = (importlib.util.find_spec, importlib.metadata.version)
@@ -222,12 +225,18 @@ def _is_function(variable: Any) -> bool:
 
 
 def _constants(recorder: Recorder) -> Iterator[Patch]:
-    """Texts with addresses."""
+    """Texts: those with addresses, and those that code may look up as names, which it may have computed."""
 
     def initialize(variable: Any, *arguments: Any, **named: Any) -> None:
         value = arguments[0] if arguments else named.get("value")  # a subclass has no value
-        if type(value) is str and _ADDRESS in value:
-            recorder.refuse("object", "a text with an address")
+        if type(value) is str:
+            if _ADDRESS in value:
+                recorder.refuse("object", "a text with an address")
+            if len(value) <= _LONGEST:
+                recorder.keys.update(filter(str.isidentifier, value.split(".")))
+            # A constant of code has no source, and there is one such object.
+            if value == _ALL_ATTRIBUTES and (named.get("source") is not None or value is not _ALL_ATTRIBUTES):
+                recorder.computes_all_attributes = True
         original(variable, *arguments, **named)
 
     original = constant.ConstantVariable.__init__

@@ -66,6 +66,8 @@ LISTS: list[Any] = [
     lambda one: one.__dict__,
     lambda one: object.__getattribute__(one, "__dict__"),
     lambda one: one("__dict__").get("a"),
+    lambda one: [getattr(one, name) for name in ("__dict__", "a")],
+    lambda one: one(__dict__=1),
     lambda one: lambda: [*one.__dict__],
 ]
 
