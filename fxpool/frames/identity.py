@@ -55,6 +55,8 @@ _PASSED_OVER = frozenset(
 _OF_PYDANTIC = "__pydantic_"
 # Names under which code gets all attributes of an object, in their order.
 _IN_ORDER = frozenset(("__dict__", "__kwdefaults__", "vars"))
+# How the sources of these end; the second in torch 2.11.
+_ATTRIBUTES = (".__dict__", ", '__dict__')")
 # Names under which code gets annotations.
 _ANNOTATIONS = frozenset(
     ("__annotate__", "__annotations__", "annotation", "annotations", "get_annotations", "get_type_hints", "signature")
@@ -170,7 +172,7 @@ class Describer:
         if object_texts.is_empty(value):
             found.append("(empty)")  # Dynamo reads this of dictionaries of hooks, and makes no guard
         if isinstance(value, dict):  # Dynamo makes no guard on a key that it looked for in vain
-            in_order = self._reads_order or not source.endswith(".__dict__")
+            in_order = self._reads_order or not source.endswith(_ATTRIBUTES)
             found.append(object_texts.keys_text(value, _keys_of(value), looked_up, in_order))
         if isinstance(value, (set, frozenset)):
             found.append(object_texts.elements_text(value))
