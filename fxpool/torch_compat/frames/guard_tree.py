@@ -39,6 +39,7 @@ __all__ = [
     "Tree",
     "TreeDiffersError",
     "are_two",
+    "attribute",
     "flips",
     "grow",
     "is_hidden",
@@ -210,6 +211,13 @@ def _item(value: Any, key: Any) -> Any:
     return dict.__getitem__(value, key)
 
 
+def attribute(value: Any, name: str) -> Any:
+    """Return an attribute; raise AttributeError for annotations that a class lacks, as Python would make them."""
+    if name == "__annotations__" and isinstance(value, type) and name not in vars(value):
+        raise AttributeError(f"{value.__qualname__} has no annotations")
+    return getattr(value, name)
+
+
 def _has(value: Any, key: Any) -> bool:
     return dict.__contains__(value, key) if isinstance(value, dict) else key in value
 
@@ -222,7 +230,7 @@ def _text(value: Any) -> str:
 STEPS: dict[str, tuple[str, Callable[[Any, Any], Any]]] = {
     "framelocals_manager": ("key", lambda variables, key: variables[key[0]]),
     "globals_dict_manager": ("", lambda names, _: names),
-    "getattr_manager": ("attr", getattr),
+    "getattr_manager": ("attr", attribute),
     "generic_getattr_manager": ("attr", object.__getattribute__),
     "get_generic_dict_manager": ("", lambda value, _: value.__dict__),
     "dict_getitem_manager": ("key", _item),

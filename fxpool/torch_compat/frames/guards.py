@@ -25,7 +25,7 @@ from torch._dynamo import guards as torchs
 from torch._dynamo.output_graph import OutputGraphCommon, OutputGraphGuardsState
 
 from fxpool.torch_compat.frames import plain_sources, unguarded_facts
-from fxpool.torch_compat.frames.guard_tree import Grown, Tree, TreeDiffersError, grow
+from fxpool.torch_compat.frames.guard_tree import Grown, Tree, TreeDiffersError, attribute, grow
 from fxpool.torch_compat.patching import patched
 
 __all__ = [
@@ -282,12 +282,14 @@ def _objects(sources: Iterable[Any], variables: dict[str, Any], names: dict[str,
 
 
 def _object(source: Any, scope: dict[str, Any], objects: dict[Any, Any]) -> Any:
-    """Return the object that a source leads to, without making keys that a dictionary lacks, as a defaultdict does."""
+    """Return the object that a source leads to, without making a key of a defaultdict, or annotations of a class."""
     if (base := getattr(source, "base", None)) is not None:
         value, key = _object(base, scope, objects), getattr(source, "index", None)
         is_item = isinstance(value, dict) and type(source).__name__ in _ITEMS and type(key) in _KEYS
         if is_item and not dict.__contains__(value, key):
             raise KeyError(key)
+        if getattr(source, "member", None) == "__annotations__":
+            return attribute(value, source.member)
     return source.get_value(scope, {}, objects)
 
 

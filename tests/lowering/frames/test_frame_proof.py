@@ -144,3 +144,17 @@ def test_a_source_that_is_an_import_is_read_outside_a_trace() -> None:
     writer = plain_sources.Writer()
     data = writer.write(source)
     assert plain_sources.Reader(writer.table).read(data) == source
+
+
+def test_a_look_for_annotations_makes_none() -> None:
+    class Base:
+        width: int
+
+    class Derived(Base):
+        pass
+
+    with pytest.raises(AttributeError, match="Derived has no annotations"):
+        guard_tree.attribute(Derived, "__annotations__")
+    assert "__annotations__" not in vars(Derived)  # `Derived().__annotations__` are the base's
+    assert list(Base.__annotations__) == ["width"]
+    assert list(guard_tree.attribute(Base, "__annotations__")) == ["width"]
