@@ -28,9 +28,8 @@ def dump(code: types.CodeType) -> list[Any]:
     def put_aside(value: Any) -> Any:
         if type(value) is dict:
             module = _module_of(value)
-            if (
-                module is None and not value.keys() <= arguments
-            ):  # these are annotations of a function that code defines
+            # Others are the annotations of a function that the code defines.
+            if module is None and not value.keys() <= arguments:
                 raise plain_sources.NotPlainError("globals of no module")
             others.append(plain_sources.Writer().write(value) if module is None else [_GLOBALS, module])
             return (_PLACE, len(others) - 1)

@@ -17,8 +17,9 @@ __all__ = ["OF_ENUMS", "code_in", "is_added", "is_pythons", "registered", "witho
 
 #: Attributes that Python gives to a member of an enumeration.
 OF_ENUMS = frozenset(("_value_", "_name_", "__objclass__", "_sort_order_", "_inverted_"))
-# Modules of Python's whose classes do not change.
+# Attributes that Python gives to each class.
 _OF_CLASSES = frozenset(("__dict__", "__weakref__", "_abc_impl"))
+# Modules of Python's whose classes do not change.
 _OF_PYTHON = ("abc", "typing", "collections.abc", "enum")
 
 
