@@ -51,10 +51,10 @@ _NOT_OBJECTS = frozenset(
      "ScriptObjectQualifiedNameSource", "ShapeEnvSource", "SkipGuardSource", "SyntheticLocalSource",
      "TempLocalSource", "TensorPropertySource", "TorchFunctionModeStackSource")
 )  # fmt: skip
-# Methods that look up an attribute; releases have some of them.
 _ALL_ATTRIBUTES = "__dict__"
 # Names are not longer.
 _LONGEST = 200
+# Methods that look up an attribute; releases have some of them.
 _LOOKUPS = ("call_obj_hasattr", "var_getattr", "tp_getattro_impl")
 # Functions whose results Dynamo takes for constants, though they depend on installed packages.
 _ABOUT_PACKAGES = (importlib.util.find_spec, importlib.metadata.version)
